@@ -16,7 +16,9 @@ namespace whale {
 
 struct MeetingOptions {
   int rank = 0, size = 1;
-  std::string address = "127.0.0.1";  // of rank 0, as all ranks reach it; rank 0 listens on it and nowhere else
+  // Of rank 0, as all ranks reach it; rank 0 listens on it and nowhere else. Where it is this host's name, which the host
+  // itself takes for a loopback address, it listens on all.
+  std::string address = "127.0.0.1";
   uint16_t port = 0;
   std::string token;             // of the job; empty: any process that reaches the port may join
   double timeout_seconds = 30;   // of a rank that is silent, and of one that does not come

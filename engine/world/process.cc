@@ -48,12 +48,12 @@ class Setting {
   bool mine_;
 };
 
-// UCX reads its environment when it is loaded: without these it puts handlers of its own in the place of the process's,
-// rewrites functions of the C library, and prints.
+// UCX reads its environment when it is loaded: without these it puts handlers of its own in the place of the process's
+// (of SIGHUP too), rewrites functions of the C library, and prints.
 const CourierEntry& courier_library(const std::string& folder) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hooks("UCX_MEM_EVENTS", "n"), log("UCX_LOG_LEVEL", "fatal"),
+  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hangup("UCX_DEBUG_SIGNO", "0"), hooks("UCX_MEM_EVENTS", "n"), log("UCX_LOG_LEVEL", "fatal"),
       warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
   return *static_cast<const CourierEntry*>(
       open_library(folder, "libwhale_ucx.so", WHALE_COURIER_SYMBOL, "library between processes",

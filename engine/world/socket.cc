@@ -43,6 +43,12 @@ void set(int fd, int level, int option) {
   setsockopt(fd, level, option, &on, sizeof on);
 }
 
+// The name of this host is often one of 127.0.1.1 in its own /etc/hosts: others would not reach that.
+bool is_own_name_for_itself(const std::string& address, const addrinfo& found) {
+  if (found.ai_family != AF_INET || address == "localhost" || address.starts_with("127.")) return false;
+  return ntohl(reinterpret_cast<const sockaddr_in*>(found.ai_addr)->sin_addr.s_addr) >> 24 == 127;
+}
+
 double seconds_to(Clock::time_point end) { return std::chrono::duration<double>(end - Clock::now()).count(); }
 
 }  // namespace
@@ -52,7 +58,8 @@ Socket::~Socket() {
 }
 
 Socket listen_on(const std::string& address, uint16_t port) {
-  const Addresses all = resolve(address, port, AI_PASSIVE);
+  Addresses all = resolve(address, port, AI_PASSIVE);
+  if (is_own_name_for_itself(address, *all)) all = resolve("0.0.0.0", port, AI_PASSIVE);
   std::string why;
   for (const addrinfo* a = all.get(); a != nullptr; a = a->ai_next) {
     Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));

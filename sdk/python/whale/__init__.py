@@ -13,7 +13,7 @@
 
 from . import display, nn, ops, renamed as _renamed
 from ._library import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound,
-                       OutOfRange, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented, WhaleError, configure, lib as _lib)
+                       OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, WhaleError, configure, lib as _lib)
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
 from .graph import (Graph, Init, Scope, Tensor, cluster, constant, from_array, from_file, input, normal, ones, parameter, pipeline, replica, scope,
                     split, stage, truncated_normal, uniform, zeros)

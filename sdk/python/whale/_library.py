@@ -88,12 +88,16 @@ class Unavailable(WhaleError, RuntimeError):
     """A device or a library that cannot be opened; the message says what to install."""
 
 
+class Unauthenticated(WhaleError, PermissionError):
+    """The token of a job is another one."""
+
+
 # Status codes: each its class.
 _KINDS = {"CANCELLED": Cancelled, "UNKNOWN": WhaleError, "INVALID_ARGUMENT": InvalidArgument, "DEADLINE_EXCEEDED": DeadlineExceeded,
           "NOT_FOUND": NotFound, "ALREADY_EXISTS": AlreadyExists, "PERMISSION_DENIED": PermissionDenied,
           "RESOURCE_EXHAUSTED": ResourceExhausted, "FAILED_PRECONDITION": FailedPrecondition, "ABORTED": Aborted, "OUT_OF_RANGE": OutOfRange,
           "UNIMPLEMENTED": Unimplemented, "INTERNAL": Internal, "UNAVAILABLE": Unavailable, "DATA_LOSS": DataLoss,
-          "UNAUTHENTICATED": WhaleError}
+          "UNAUTHENTICATED": Unauthenticated}
 _CODES = {getattr(_abi, f"WHALE_{name}"): name for name in _KINDS}
 _DAMAGE = {0: "call", 1: "step", 2: "session", 3: "peer_lost"}
 
