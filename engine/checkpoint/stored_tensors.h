@@ -12,7 +12,7 @@
 
 #include "checkpoint/index.h"
 #include "checkpoint/safetensors.h"
-#include "plan/variable_part.h"
+#include "data/variable_part.h"
 
 namespace whale {
 

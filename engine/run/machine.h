@@ -18,7 +18,7 @@
 #include "plan/plan.h"
 #include "run/sharing.h"
 #include "run/team.h"
-#include "plan/variable_part.h"
+#include "data/variable_part.h"
 #include "world/world.h"
 
 namespace whale {

@@ -18,7 +18,7 @@
 #include "ir/learning_rate.h"
 #include "run/executor.h"
 #include "run/report.h"
-#include "plan/variable_part.h"
+#include "data/variable_part.h"
 #include "run/whole_read.h"
 #include "session/cores.h"
 #include "session/initialize.h"

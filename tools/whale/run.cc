@@ -93,12 +93,12 @@ void check_savable(const whale_plan* plan) {
 }
 
 // A step was refused after `steps` others: saves what those have made, unless this one has changed it.
-std::string keep_what_was_made(whale_session* session, int64_t steps, bool unchanged, const std::string& save) {
+std::string keep_what_was_made(const Runner& runner, int64_t steps, bool unchanged, const std::string& save) {
   const std::string made = "the state after " + std::to_string(steps) + (steps == 1 ? " step" : " steps");
   if (save.empty()) return made + " was not saved (--save DIRECTORY does)";
   if (!unchanged) return "the step was applied, so nothing was saved to " + shown(save) + " after it";
   try {
-    check(whale_session_save(session, str(save)));
+    runner.save(save);
   } catch (const Failure& failure) {
     return made + " could not be saved: " + failure.what();
   }
@@ -141,9 +141,8 @@ void add_run(CLI::App& app, int& exit_code) {
   add_precision_options(*command, state->session);
   add_ranks_option(*command, state->session);
   command->callback([state, seed, &exit_code] {
-    if (state->session.ranks > 1 && !(state->save.empty() && state->trace.empty()))
-      throw Failure(std::string(state->save.empty() ? "--trace" : "--save") +
-                    ": several ranks write none; leave it out, or --ranks");
+    if (state->session.ranks > 1 && !state->trace.empty())
+      throw Failure("--trace: several ranks write none; leave it out, or --ranks");
     if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
@@ -156,7 +155,7 @@ void add_run(CLI::App& app, int& exit_code) {
     Runner runner(engine.get(), std::move(plan), state->session);
     uint64_t data_seed = state->session.seed;
     if (!state->load.empty()) {
-      runner.each([&](whale_session* session) { check(whale_session_load(session, str(state->load))); });
+      runner.load(state->load);
       const auto loaded = nlohmann::json::parse(text(whale_session_report_json, runner.session())).at("loaded");
       if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
       if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
@@ -192,7 +191,7 @@ void add_run(CLI::App& app, int& exit_code) {
         if (i == 1) throw Failure(what);
         progress.leave();
         const bool unchanged = whale_session_updates(runner.session()) == updates;
-        throw Failure(what + "\nwhale: " + keep_what_was_made(runner.session(), last, unchanged, state->save));
+        throw Failure(what + "\nwhale: " + keep_what_was_made(runner, last, unchanged, state->save));
       }
       skipped += whale_session_updates(runner.session()) == updates;
       const double seconds = seconds_now() - start;
@@ -213,7 +212,7 @@ void add_run(CLI::App& app, int& exit_code) {
       }
     }
     const bool whole = i > state->steps;
-    if (!state->save.empty()) check(whale_session_save(runner.session(), str(state->save)));
+    if (!state->save.empty()) runner.save(state->save);
     if (skipped > 0)
       std::fprintf(stderr,
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "

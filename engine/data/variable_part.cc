@@ -1,4 +1,4 @@
-#include "plan/variable_part.h"
+#include "data/variable_part.h"
 
 #include "base/error.h"
 
