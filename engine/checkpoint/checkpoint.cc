@@ -175,9 +175,13 @@ void check_free(const Directory& folder, const There& there, int64_t ranks) {
 }
 
 // Gives the files of a save that is in place their own names.
-void finish_names(const Directory& folder, const std::string& id, int64_t ranks) {
-  for (const std::string& file : files_of_all(ranks))
-    if (folder.find(fresh_name(file, id)) != Directory::Entry::kAbsent) folder.rename(fresh_name(file, id), file);
+template <class Named>
+void finish_names(const Directory& folder, const std::string& id, int64_t ranks, const Named& named) {
+  for (const std::string& file : files_of_all(ranks)) {
+    if (folder.find(fresh_name(file, id)) == Directory::Entry::kAbsent) continue;
+    folder.rename(fresh_name(file, id), file);
+    named();
+  }
 }
 
 void remove_fresh(const Directory& folder, const std::string& id, int64_t ranks) {
@@ -187,7 +191,9 @@ void remove_fresh(const Directory& folder, const std::string& id, int64_t ranks)
 
 // Of a checkpoint of another number of ranks, whose index is no more: its files, and nothing that was put in their
 // place.
-void remove_replaced(const Directory& folder, const std::string& id, int64_t ranks, int64_t ranks_now) {
+template <class Removed>
+void remove_replaced(const Directory& folder, const std::string& id, int64_t ranks, int64_t ranks_now,
+                     const Removed& removed) {
   if (ranks == ranks_now) return;
   for (const std::string& file : files_of_all(ranks)) {
     try {
@@ -196,6 +202,7 @@ void remove_replaced(const Directory& folder, const std::string& id, int64_t ran
       continue;
     }
     folder.remove(file);
+    removed();
   }
 }
 
@@ -318,8 +325,9 @@ class Save {
     point("in place");
     folder_->sync();  // and the index, before the previous files go
     point("names");
-    finish_names(*folder_, index_.id, index_.ranks);
-    if (there_.is_there && there_.is_known) remove_replaced(*folder_, there_.id, there_.ranks, index_.ranks);
+    finish_names(*folder_, index_.id, index_.ranks, [&] { point("named"); });
+    if (there_.is_there && there_.is_known)
+      remove_replaced(*folder_, there_.id, there_.ranks, index_.ranks, [&] { point("removed"); });
     point("last sync");
     folder_->sync();
     point("unlock");
@@ -345,10 +353,10 @@ class Save {
   // What a dead save has left goes first: the files of a checkpoint that it replaced would be strangers.
   void tidy() {
     there_ = checkpoint_in(*folder_);
-    if (!there_.id.empty()) finish_names(*folder_, there_.id, there_.ranks);
+    if (!there_.id.empty()) finish_names(*folder_, there_.id, there_.ranks, [&] { point("tidied name"); });
     const SaveClaim& dead = lock_->interrupted();
     if (!dead.id.empty() && dead.id == there_.id)
-      remove_replaced(*folder_, dead.replaced, dead.replaced_ranks, there_.ranks);
+      remove_replaced(*folder_, dead.replaced, dead.replaced_ranks, there_.ranks, [&] { point("tidied file"); });
     else if (!dead.id.empty())
       remove_fresh(*folder_, dead.id, dead.ranks);
     lock_->remove_trials();
@@ -386,18 +394,17 @@ void check_alike(const std::vector<std::string>& metas) {
 
 // Rank 0 begins and, once it has heard that all have written, commits.
 void save_with_peers(Save& save, const CheckpointPart& model, const CheckpointPart& optimizer, Peers& peers) {
-  const bool leads = peers.rank() == 0;
   const std::vector<std::string> metas = peers.collect(save.meta());
   const std::string id = lead(peers, [&] {
     check_alike(metas);
     save.begin();
+    save.leave_lock(true);  // a rank may be writing until it has been heard, also when another one is lost
     return save.id();
   });
   const std::string mine = told(peers.rank(), [&] {
-    if (!leads) save.join(id);
+    if (peers.rank() != 0) save.join(id);
     return save.write(model, optimizer);
   });
-  if (leads) save.leave_lock(true);  // a rank that is lost may still be writing
   const std::vector<std::string> all = peers.collect(mine);
   lead(peers, [&] {
     save.leave_lock(false);
