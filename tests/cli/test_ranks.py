@@ -51,6 +51,32 @@ def test_ranks_save_what_others_go_on_from(files, tmp_path, devices, strategy, r
     assert json.loads(whale("inspect", tmp_path / "c", "--json"))["format"] == 2
 
 
+def test_in_exact_mode_ranks_go_on_as_the_one_device_would_have(files, tmp_path):
+    """To the bit, from three ranks to two, and back."""
+    options = [files / "gpt.whale", "--exact", "--accumulation", 6]
+    one = losses(*options, "--devices", "cpu:1", "--steps", 6)
+    three = [*options, "--devices", "cpu:3", "--strategy", "replica", "--ranks", 3]
+    two = [*options, "--devices", "cpu:2", "--strategy", "pipeline(2, micro_batches=6)", "--ranks", 2]
+    first = losses(*three, "--steps", 2, "--save", tmp_path / "c")
+    second = losses(*two, "--steps", 1, "--load", tmp_path / "c", "--save", tmp_path / "c")
+    assert first + second + losses(*three, "--steps", 3, "--load", tmp_path / "c") == one
+
+
+@pytest.mark.parametrize("model, devices, strategy, more", [
+    (["moe-gpt", "--layers", "2", "--dim", "16", "--vocab", "64", "--seq", "8", "--experts", "4", "--batch", "8"], "ref:4", "replica(2) > split(2)", []), (["moe-gpt", "--layers", "2", "--dim", "16", "--vocab", "64", "--seq", "8", "--experts", "4", "--batch", "8"], "ref:2", 'split(2, factor="experts")', []),
+    (["mlp"], "cpu:3", "replica(shares=[3,2,1])", ["--zero", 1]), (["mlp"], "cpu:2", "replica", ["--precision", "f16"]),
+    (["mlp", "--optimizer", "split_sgd", "--precision", "bf16"], "cpu:2", "split", [])])
+def test_ranks_save_mixtures_scales_and_halves(tmp_path, model, devices, strategy, more):
+    whale("model", *model, "-o", tmp_path / "m.whale")
+    options = [tmp_path / "m.whale", "--devices", devices, "--strategy", strategy, "--seed", 3, *more]
+    whole = losses(*options, "--steps", 5)
+    first = losses(*options, "--steps", 2, "--ranks", 2, "--save", tmp_path / "c")
+    for again in (1, 2):
+        assert first + losses(*options, "--steps", 3, "--ranks", again, "--load", tmp_path / "c") == whole
+    if "f16" in more:
+        assert json.loads(whale("inspect", tmp_path / "c", "--json"))["loss_scale"] > 0
+
+
 def test_a_damaged_shard_is_named(files, tmp_path):
     options = [files / "mlp.whale", "--devices", "ref:2", "--ranks", 2, "--strategy", "split", "--steps", 1, "--quiet"]
     whale("run", *options, "--save", tmp_path / "c")
