@@ -90,6 +90,20 @@ void load_and_log(Session& session, Log& log, const std::string& directory) {
                     directory, loaded.left_out.size(), loaded.left_out[0]));
 }
 
+// Of a save or a load. The other ranks of a world, which begin one, are told what is refused here.
+template <class Body>
+std::invoke_result_t<Body> or_refuse(Session& session, Body body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    session.refuse_run(e);
+    throw;
+  } catch (const Stopped& e) {
+    session.refuse_run(e.error());
+    throw;
+  }
+}
+
 // A save or a load on a thread of its own.
 void begin(whale_session* session, whale_str directory, whale_cancel* cancel, whale_event** out,
            void (*work)(Session&, Log&, const std::string&), const char* what, const char* call) {
@@ -99,10 +113,10 @@ void begin(whale_session* session, whale_str directory, whale_cancel* cancel, wh
   auto event = std::make_unique<whale_event>();
   event->process = session->process;
   event->work = AsyncWork::start(
-      [&s, work, what, path = nonempty(directory, "directory"), log = session->log,
+      [&s, work, what, path = or_refuse(s, [&] { return nonempty(directory, "directory"); }), log = session->log,
        token = cancel == nullptr ? nullptr : cancel->cancel] {
         const Watch watch(what, token == nullptr ? nullptr : &token->flag(), 0);
-        Watch::look();
+        or_refuse(s, [] { Watch::look(); });
         work(s, *log, path);
       },
       call);
@@ -529,7 +543,7 @@ int64_t whale_session_updates(const whale_session* s) {
 whale_status* whale_session_save(whale_session* session, whale_str directory) {
   return guard([&] {
     Session& s = idle(session);
-    save_and_log(s, *session->log, nonempty(directory, "directory"));
+    save_and_log(s, *session->log, or_refuse(s, [&] { return nonempty(directory, "directory"); }));
   });
 }
 
@@ -541,7 +555,7 @@ whale_status* whale_session_save_async(whale_session* session, whale_str directo
 whale_status* whale_session_load(whale_session* session, whale_str directory) {
   return guard([&] {
     Session& s = idle(session);
-    load_and_log(s, *session->log, nonempty(directory, "directory"));
+    load_and_log(s, *session->log, or_refuse(s, [&] { return nonempty(directory, "directory"); }));
   });
 }
 

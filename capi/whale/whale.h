@@ -673,7 +673,7 @@ WHALE_API void whale_plan_release(whale_plan *plan);
  * releases it once; sessions keep what they need of it. It may be used from any thread. It serves any number of sessions, one after another or at once: the n-th session of
  * every rank are one.
  * All ranks make the same calls in the same order: whale_session_create (which waits until all have called it, and is FAILED_PRECONDITION on
- * every rank when plans, options or versions of libwhale are not the same), then steps, evaluations, and reads. Each rank feeds whole
+ * every rank when plans, options or versions of libwhale are not the same), then steps, evaluations, reads, saves and loads. Each rank feeds whole
  * batches, of which it takes its devices' samples, and asks for the same outputs as the others; every rank gets them whole. A rank that
  * fails, cancels, closes its session, or runs something else, ends the run on all ranks, with a status whose rank it is and the variables
  * as they were; WHALE_DAMAGE_PEER_LOST: the update had begun. */
@@ -843,7 +843,10 @@ WHALE_API int64_t whale_session_updates(const whale_session *session);
  * one, except when the file system fails in the last moment, after the new one is in place. Waits for a run that is under way.
  * ABORTED: another save of this directory is under way, in any thread or process; this one did nothing. FAILED_PRECONDITION, before
  * anything is written: files of these names are there that belong to no checkpoint or to one of a newer format, or the file system
- * has no locks; or the devices are null devices, which hold no values (reading gives zeros, as fetching does). RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path. */
+ * has no locks; or the devices are null devices, which hold no values (reading gives zeros, as fetching does). RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNAVAILABLE: the system's refusal, with the path.
+ * In a world all ranks save alike, into one directory that all of them see: each writes two files of its own
+ * (model-00001-of-00003.safetensors, optimizer-...), and rank 0 the index once all are written. A rank that fails, cancels, is lost or
+ * does not answer ends the save on all, with a status whose rank it is, and the previous checkpoint stays. */
 WHALE_API whale_status *whale_session_save(whale_session *session, whale_str directory);
 /* The same on a thread of the library. Until the event has ended the session starts nothing else (FAILED_PRECONDITION); other calls wait for
  * it, and so does whale_session_release. Cancelling (cancel may be NULL) leaves the previous checkpoint; once the new one is in place it
@@ -860,14 +863,17 @@ WHALE_API whale_status *whale_checkpoint_check_target(whale_str directory);
  * name theirs: there the names of its state must be those of this one's). FAILED_PRECONDITION: of a newer format. Checkpoints of format 1
  * have no checksums: they load, and whale_session_report_json says so. A plan whose optimizer keeps no state, or that is not trained, leaves
  * the optimizer state out; whale_session_report_json names it (`left_out`). Halves of split weights are no state of an optimizer: they are
- * joined for a plan that has whole weights, and cut for one that has halves, to the bit. */
+ * joined for a plan that has whole weights, and cut for one that has halves, to the bit. A checkpoint of any number of ranks loads into a
+ * session of any. In a world all ranks load alike, and each reads what its devices need; an error of one is one of all, with its rank,
+ * and leaves every session as it was. */
 WHALE_API whale_status *whale_session_load(whale_session *session, whale_str directory);
 /* The same on a thread of the library, as whale_session_save_async. Cancelling while the files are checked leaves the session as it was; once
  * variables are written it is too late. */
 WHALE_API whale_status *whale_session_load_async(whale_session *session, whale_str directory, whale_cancel *cancel, whale_event **out);
 /* What a checkpoint holds, after reading and checking every byte of it; errors as of whale_session_load. As
  * JSON: format, library, id, checksums (false: format 1, which has none), model, seed, iteration, updates, learning_rate, optimizer (that
- * made the state, such as "adamw"; null: an older one, which does not say), tensors [{name, file, dtype, dims, bytes}]. From any thread. */
+ * made the state, such as "adamw"; null: an older one, which does not say), ranks (that wrote it), tensors [{name, file, dtype, dims, bytes; of
+ * several ranks also parts [{file, at}], file being the first of them}]. From any thread. */
 WHALE_API whale_status *whale_checkpoint_inspect(whale_str directory, whale_text *out);
 WHALE_API whale_status *whale_checkpoint_inspect_json(whale_str directory, whale_text *out);
 

@@ -7,6 +7,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/version.h"
+#include "checkpoint/shards.h"
 #include "ir/learning_rate.h"
 
 namespace whale {
@@ -73,6 +74,19 @@ class Reader {
     if (!json_.contains(key) || !json_[key].is_object()) bad(key);
     return {path_, json_[key]};
   }
+  Dims dims(const char* key) const {
+    if (!json_.contains(key) || !json_[key].is_array()) bad(key);
+    constexpr int64_t kMostElements = INT64_MAX / 16;
+    Dims out;
+    int64_t elements = 1;
+    for (const Json& extent : json_[key]) {
+      if (!extent.is_number_unsigned() || extent.get<uint64_t>() > uint64_t{kMostElements}) bad(key);
+      out.push_back(extent.get<int64_t>());
+      if (out.back() > 0 && elements > kMostElements / out.back()) bad(key);
+      elements *= std::max<int64_t>(out.back(), 1);
+    }
+    return out;
+  }
   template <class F>
   void each(F&& f) const {
     for (const auto& [key, value] : json_.items()) f(key);
@@ -117,26 +131,71 @@ FileChecksums read_file_checksums(const Reader& r) {
   return file;
 }
 
+StoredParts read_parts(const Reader& r) {
+  StoredParts parts;
+  r.each([&](const std::string& name) {
+    const Reader part = r.object(name);
+    StoredPart& to = parts[name];
+    to.of = part.text("of");
+    to.dims = part.dims("shape");
+    try {
+      to.at = part_of_text(part.text("at"), to.dims);
+    } catch (const Error&) {
+      part.bad("at");
+    }
+  });
+  return parts;
+}
+
+void read_files(const Reader& files, CheckpointIndex& index) {
+  files.each([&](const std::string& name) {
+    const Reader file = files.object(name);
+    index.files[name] = read_file_checksums(file);
+    if (index.ranks > 1) index.parts[name] = read_parts(file.object("parts"));
+  });
+}
+
+Json files_json(const CheckpointIndex& index) {
+  Json json = Json::object();
+  for (const auto& [name, file] : index.files) {
+    Json tensors = Json::object();
+    for (const auto& [tensor, crc] : file.tensors) tensors[tensor] = hex(crc);
+    json[name] = {{"bytes", file.bytes}, {"header", hex(file.header)}, {"tensors", std::move(tensors)}};
+    if (index.ranks == 1) continue;
+    Json parts = Json::object();
+    if (const auto at = index.parts.find(name); at != index.parts.end())
+      for (const auto& [tensor, part] : at->second)
+        parts[tensor] = {{"of", part.of}, {"shape", part.dims}, {"at", to_text(part.at)}};
+    json[name]["parts"] = std::move(parts);
+  }
+  return json;
+}
+
 }  // namespace
+
+std::string files_to_text(const CheckpointIndex& index) { return files_json(index).dump(); }
+
+void add_files(CheckpointIndex& index, const std::string& text) {
+  const Json json = Json::parse(text, nullptr, false);
+  const std::string path = "what a rank says of its files";
+  read_files(Reader(path, json), index);
+}
 
 std::string to_text(const CheckpointIndex& index) {
   const CheckpointMeta& meta = index.meta;
-  Json json = {
-      {"library", kVersion},         {"id", index.id},          {"model", meta.model},      {"seed", meta.seed},
-      {"iteration", meta.iteration}, {"updates", meta.updates}, {"learning_rate", nullptr}, {"files", Json::object()}};
+  Json json = {{"library", kVersion},         {"id", index.id},
+               {"model", meta.model},         {"seed", meta.seed},
+               {"iteration", meta.iteration}, {"updates", meta.updates},
+               {"learning_rate", nullptr},    {"files", files_json(index)}};
   if (meta.learning_rate) json["learning_rate"] = *meta.learning_rate;
   if (meta.loss_scale) {
     json["loss_scale"] = *meta.loss_scale;
     json["steps_at_scale"] = meta.steps_at_scale;
   }
   if (!meta.optimizer.empty()) json["optimizer"] = meta.optimizer;
-  for (const auto& [name, file] : index.files) {
-    Json tensors = Json::object();
-    for (const auto& [tensor, crc] : file.tensors) tensors[tensor] = hex(crc);
-    json["files"][name] = {{"bytes", file.bytes}, {"header", hex(file.header)}, {"tensors", std::move(tensors)}};
-  }
+  if (index.ranks > 1) json["ranks"] = index.ranks;
   const std::string body = json.dump(2);  // "{\n", the lines, "\n}"
-  return seal(fmt::format("{}{},\n{}{}{}{}", kBegin, kCheckpointFormat, body.substr(2, body.size() - 4), kSum,
+  return seal(fmt::format("{}{},\n{}{}{}{}", kBegin, index.ranks > 1 ? 3 : 2, body.substr(2, body.size() - 4), kSum,
                           std::string(kDigits, '0'), kEnd));
 }
 
@@ -172,8 +231,13 @@ CheckpointIndex parse_index(const std::string& path, const std::string& text) {
   if (zeros.empty()) r.bad("checksum at its end");
   index.library = r.text("library");
   index.id = r.text("id");
-  const Reader files = r.object("files");
-  files.each([&](const std::string& name) { index.files[name] = read_file_checksums(files.object(name)); });
+  if (format > 2) {
+    const uint64_t ranks = r.natural("ranks");
+    r.at_most(ranks, uint64_t{kMostRanks}, "ranks");
+    if (ranks < 2) r.bad("ranks");
+    index.ranks = static_cast<int64_t>(ranks);
+  }
+  read_files(r.object("files"), index);
   return index;
 }
 

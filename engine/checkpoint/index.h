@@ -7,11 +7,13 @@
 #include <string>
 
 #include "checkpoint/safetensors.h"
+#include "plan/part.h"
 
 namespace whale {
 
-// What libwhale writes; it reads 1 as well, which has neither id nor checksums.
-inline constexpr int64_t kCheckpointFormat = 2;
+// What libwhale reads: 1, which has neither id nor checksums, 2, which it writes of one rank, and 3, of several.
+inline constexpr int64_t kCheckpointFormat = 3;
+inline constexpr int64_t kMostRanks = 99'999;  // of a checkpoint
 
 // Of a session and of what it saves; a step beyond is refused. Exact in doubles, as the steps of a schedule are.
 inline constexpr int64_t kMostIterations = int64_t{1} << 53;
@@ -26,13 +28,27 @@ struct CheckpointMeta {
   std::string optimizer = {};           // that made the state, as optimizer_name says; empty: not known (older ones)
 };
 
+// What a tensor in a file is a part of, where it is one.
+struct StoredPart {
+  std::string of;
+  Dims dims;  // of the whole
+  Part at;
+};
+using StoredParts = std::map<std::string, StoredPart>;  // by the name of the tensor in its file
+
 struct CheckpointIndex {
   CheckpointMeta meta;
-  int64_t format = kCheckpointFormat;
-  std::string library;                         // version that wrote it; format 1: empty
-  std::string id;                              // of the save, random, also in the files; format 1: empty
-  std::map<std::string, FileChecksums> files;  // by name; format 1: none
+  int64_t format = 2;
+  int64_t ranks = 1;                              // that wrote it; format 3: at least 2
+  std::string library;                            // version that wrote it; format 1: empty
+  std::string id;                                 // of the save, random, also in the files; format 1: empty
+  std::map<std::string, FileChecksums> files;     // by name; format 1: none
+  std::map<std::string, StoredParts> parts = {};  // by file; format 3
 };
+
+// What one rank tells of the files that it wrote: `files` and `parts` of the index alone.
+std::string files_to_text(const CheckpointIndex& index);
+void add_files(CheckpointIndex& index, const std::string& text);
 
 // The text's last line is the checksum of the text itself, in this and later formats.
 std::string to_text(const CheckpointIndex& index);

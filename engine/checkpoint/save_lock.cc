@@ -1,6 +1,8 @@
 #include "checkpoint/save_lock.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/stat.h>
@@ -8,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file_size_signal.h"
+#include "checkpoint/index.h"
 
 namespace whale {
 namespace {
@@ -15,11 +18,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kName = ".whale.saving";
-constexpr std::string_view kBegin = "libwhale save ";  // ID process PID
+constexpr std::string_view kBegin = "libwhale save ";                      // ID process PID
+constexpr std::string_view kRanks = "\nranks ", kReplaces = " replaces ";  // the next line: N replaces M ID
 constexpr size_t kIdDigits = 32;
 
 std::string read_start(int descriptor) {
-  char text[128];
+  char text[256];
   const ssize_t got = ::pread(descriptor, text, sizeof text, 0);
   return {text, static_cast<size_t>(got > 0 ? got : 0)};
 }
@@ -51,12 +55,32 @@ bool lock(int descriptor, const Directory& folder) {
   return false;
 }
 
-void write_claim(int descriptor, const std::string& id, const std::string& path) {
+void write_claim(int descriptor, const SaveClaim& claim, const std::string& path) {
   const FileSizeSignalHeld held;
-  const std::string text = fmt::format("{}{} process {}\n", kBegin, id, ::getpid());
+  const std::string text = fmt::format("{}{} process {}{}{}{}{} {}\n", kBegin, claim.id, ::getpid(), kRanks,
+                                       claim.ranks, kReplaces, claim.replaced_ranks, claim.replaced);
   if (::pwrite(descriptor, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
       ::ftruncate(descriptor, static_cast<off_t>(text.size())) != 0 || ::fsync(descriptor) != 0)
     throw_errno("write", path);
+}
+
+int64_t number_after(const std::string& text, std::string_view word) {
+  const size_t at = text.find(word);
+  int64_t n = 1;
+  if (at != std::string::npos) std::from_chars(text.data() + at + word.size(), text.data() + text.size(), n);
+  return std::clamp(n, int64_t{1}, kMostRanks);
+}
+
+SaveClaim read_claim(const std::string& text) {
+  SaveClaim claim;
+  if (text.size() < kBegin.size() + kIdDigits || !is_random_id(text.substr(kBegin.size(), kIdDigits))) return claim;
+  claim.id = text.substr(kBegin.size(), kIdDigits);
+  claim.ranks = number_after(text, kRanks), claim.replaced_ranks = number_after(text, kReplaces);
+  const size_t last = text.rfind(' ');
+  if (text.find(kReplaces) != std::string::npos && text.size() == last + kIdDigits + 2 &&
+      is_random_id(text.substr(last + 1, kIdDigits)))
+    claim.replaced = text.substr(last + 1, kIdDigits);
+  return claim;
 }
 
 // Open for writing and without a name, so that a process that is killed leaves nothing. Where the file system has no
@@ -89,7 +113,7 @@ void SaveLock::check(const Directory& folder) {
     check_ours(S_ISREG(info.st_mode) ? read_start(there.number) : "?", path);
   const Descriptor trial{open_trial(folder)};
   lock(trial.number, folder);
-  write_claim(trial.number, random_id(), path);
+  write_claim(trial.number, {.id = random_id()}, path);
 }
 
 void SaveLock::remove_trials() const {
@@ -132,9 +156,7 @@ bool SaveLock::take() {
   // The save that we waited for no longer may have removed the file between open and lock.
   if (::fstatat(folder_.descriptor(), kName, &there, AT_SYMLINK_NOFOLLOW) != 0 || there.st_ino != mine.st_ino)
     return false;
-  const std::string last = read_start(descriptor_);
-  if (last.size() >= kBegin.size() + kIdDigits && is_random_id(last.substr(kBegin.size(), kIdDigits)))
-    interrupted_ = last.substr(kBegin.size(), kIdDigits);
+  interrupted_ = read_claim(read_start(descriptor_));
   return true;
 }
 
@@ -147,10 +169,19 @@ SaveLock::SaveLock(const Directory& folder) : folder_(folder) {
   }
 }
 
-void SaveLock::claim(const std::string& id) { write_claim(descriptor_, id, folder_.path_of(kName)); }
+void SaveLock::claim(const SaveClaim& claim) { write_claim(descriptor_, claim, folder_.path_of(kName)); }
+
+void SaveLock::check_claimed(const Directory& folder, const std::string& id) {
+  const Descriptor there{::openat(folder.descriptor(), kName, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
+  if (there.number >= 0 && read_claim(read_start(there.number)).id == id) return;
+  throw error(Code::kFailedPrecondition,
+              "'{}' is not the directory that rank 0 saves into: its save is not under way there. All ranks save into "
+              "one directory; give them one that they share, such as one of a network file system",
+              folder.path());
+}
 
 SaveLock::~SaveLock() {
-  folder_.remove(kName);
+  if (!left_) folder_.remove(kName);
   set_lock(descriptor_, F_UNLCK);  // a child made by fork() meanwhile has the file open too
   ::close(descriptor_);
 }

@@ -9,6 +9,14 @@
 
 namespace whale {
 
+// What a save is about, for who finds that it died.
+struct SaveClaim {
+  std::string id = {};        // empty: there was no save
+  int64_t ranks = 1;          // that write files
+  std::string replaced = {};  // id of the checkpoint that it replaces; empty: none, or one without an id
+  int64_t replaced_ranks = 1;
+};
+
 class SaveLock {
  public:
   // Throws aborted while another save holds it, failed_precondition where files cannot be locked or where the lock's
@@ -16,20 +24,25 @@ class SaveLock {
   explicit SaveLock(const Directory& folder);
   // Throws what would keep a save from being made in this folder; neither locks it nor leaves anything in it.
   static void check(const Directory& folder);
-  ~SaveLock();  // removes the file
+  ~SaveLock();  // removes the file, unless it is left
   SaveLock(const SaveLock&) = delete;
   SaveLock& operator=(const SaveLock&) = delete;
-  // The id of the save that held the lock before and died; empty: none did. Tidied before claim(), which forgets it.
-  const std::string& interrupted() const { return interrupted_; }
+  // The save that held the lock before and died. Tidied before claim(), which forgets it.
+  const SaveClaim& interrupted() const { return interrupted_; }
   // Removes the empty files that check() of processes that died may have left.
   void remove_trials() const;
-  void claim(const std::string& id);
+  void claim(const SaveClaim& claim);
+  // As if the process had died: the next save tidies. For a save whose ranks may still be writing.
+  void leave(bool leave) { left_ = leave; }
+  // Throws unless the save that has claimed the folder, in whatever process, is this one.
+  static void check_claimed(const Directory& folder, const std::string& id);
 
  private:
   bool take();
   const Directory& folder_;
-  std::string interrupted_;
+  SaveClaim interrupted_;
   int descriptor_ = -1;
+  bool left_ = false;
 };
 
 }  // namespace whale

@@ -15,6 +15,19 @@ constexpr DType kScalarTypes[] = {DType::kF32, DType::kF64, DType::kI32, DType::
 constexpr size_t kScalars = 3, kParametersAt = kScalars * std::size(kScalarTypes) * kScalarStride;
 static_assert(sizeof(StepParameters) <= kScalarStride);
 
+// Where `part` begins in `held`, when it is a slice of it by the first dimension: it lies there in one run.
+std::optional<uint64_t> run_of(const VariablePart& part, const VariablePart& held) {
+  const auto &a = part.part().dims, &b = held.part().dims;
+  if (a.empty() || part.bytes() == 0 || !std::equal(a.begin() + 1, a.end(), b.begin() + 1)) {
+    return a == b ? std::optional<uint64_t>(0) : std::nullopt;
+  }
+  const auto [begin, end] = part.bounds();
+  std::optional<uint64_t> first, last;
+  held.each(begin, begin + 1, [&](uint64_t, uint64_t local, uint64_t) { first = local; });
+  held.each(end - 1, end, [&](uint64_t, uint64_t local, uint64_t) { last = local; });
+  return first && last && *last + 1 - *first == part.bytes() ? first : std::nullopt;
+}
+
 size_t device_of(const HeldPart& held, size_t copy) { return held.devices[std::min(copy, held.devices.size() - 1)]; }
 
 }  // namespace
@@ -227,6 +240,27 @@ size_t Machine::read_variable(size_t index, size_t copy, uint64_t offset, void* 
     });
   }
   return sum;
+}
+
+void Machine::read_part(size_t index, const VariablePart& part, uint64_t offset, void* to, size_t bytes) {
+  uint64_t done = 0;
+  for (const HeldPart& held : variables_[index]) {
+    const auto device = std::ranges::find_if(held.devices, [&](size_t d) { return is_here(d); });
+    if (device == held.devices.end()) continue;
+    DeviceMemory& memory = *memory_[*device];
+    const char* from = static_cast<const char*>(memory.variable(index));
+    if (const std::optional<uint64_t> begin = run_of(part, held.part)) {
+      memory.device().copy_out(to, from + *begin + offset, bytes);
+      return;
+    }
+    part.each_local(offset, offset + bytes, [&](uint64_t logical, uint64_t local, uint64_t n) {
+      held.part.each(logical, logical + n, [&](uint64_t found, uint64_t at, uint64_t some) {
+        memory.device().copy_out(static_cast<char*>(to) + (local - offset) + (found - logical), from + at, some);
+        done += some;
+      });
+    });
+  }
+  WHALE_CHECK(done >= bytes, "a part is on the devices that are here");
 }
 
 void Machine::write_variable(size_t index, uint64_t offset, const void* from, size_t bytes) {

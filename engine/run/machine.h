@@ -18,7 +18,7 @@
 #include "plan/plan.h"
 #include "run/sharing.h"
 #include "run/team.h"
-#include "run/variable_part.h"
+#include "data/variable_part.h"
 #include "world/world.h"
 
 namespace whale {
@@ -151,6 +151,8 @@ class Machine {
   // tensor, wherever they are; what is another rank's is left as it is. Only between runs; from several threads, when
   // their bytes are different ones. The number of bytes read.
   size_t read_variable(size_t index, size_t copy, uint64_t offset, void* to, size_t bytes);
+  // Bytes [offset, offset + bytes) of a part of the variable, all of which is on devices that are here.
+  void read_part(size_t index, const VariablePart& part, uint64_t offset, void* to, size_t bytes);
   void write_variable(size_t index, uint64_t offset, const void* from, size_t bytes);  // every copy of it
   void variable_written(size_t index);  // after the last write_variable: moves the versions
 

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "cluster/devices.h"
-#include "run/variable_part.h"
+#include "data/variable_part.h"
 
 namespace whale {
 namespace {

@@ -6,8 +6,8 @@
 #include <map>
 #include <set>
 
-#include "base/crc32c.h"
 #include "base/error.h"
+#include "checkpoint/shards.h"
 #include "data/convert.h"
 
 namespace whale {
@@ -15,33 +15,6 @@ namespace {
 
 constexpr size_t kBlockElements = 1 << 16;
 constexpr const char* kLow = "low";  // state name of the lower halves of split weights
-
-// Reads a tensor in blocks, and sums it up on the way.
-class Blocks {
- public:
-  Blocks(const Checkpoint& from, const SafetensorsFile& file, const StoredTensor& tensor)
-      : from_(from), file_(file), tensor_(tensor), size_(static_cast<size_t>(size_of(tensor.dtype))) {}
-  const char* read(uint64_t at, size_t count) {
-    data_.resize(count * size_);
-    file_.read(tensor_, at * size_, data_.data(), data_.size());
-    crc_ = crc32c(data_.data(), data_.size(), crc_);
-    return data_.data();
-  }
-  void check() const {
-    const FileChecksums* checksums = from_.checksums(file_);
-    if (checksums != nullptr && checksums->tensors.at(tensor_.name) != crc_)
-      throw error(Code::kDataLoss, "'{}' was written to while it was loaded: tensor '{}' changed", file_.path(),
-                  tensor_.name);
-  }
-
- private:
-  const Checkpoint& from_;
-  const SafetensorsFile& file_;
-  const StoredTensor& tensor_;
-  size_t size_;
-  std::vector<char> data_;
-  uint32_t crc_ = 0;
-};
 
 void join(const char* high, const char* low, char* to, size_t count) {
   for (size_t i = 0; i < count; ++i) {
@@ -86,7 +59,8 @@ std::string optimizer_name(const Optimizer& optimizer) {
   throw internal("optimizer number {}", static_cast<int>(optimizer.kind));
 }
 
-Restoration::Restoration(const Plan& plan, const Checkpoint& checkpoint) : plan_(plan), from_(checkpoint) {
+Restoration::Restoration(const Plan& plan, const Checkpoint& checkpoint, const RankOf& mine)
+    : plan_(plan), from_(checkpoint), mine_(mine) {
   match_model();
   match_state();
 }
@@ -106,7 +80,7 @@ std::optional<size_t> Restoration::low_of(const PlanVariable& weight) const {
   return {};
 }
 
-void Restoration::check_type(const SafetensorsFile& file, const StoredTensor& stored, const Row& row) const {
+void Restoration::check_type(const StoredTensors& file, const StoredTensor& stored, const Row& row) const {
   const PlanVariable& variable = plan_.variables[row.variable];
   if (stored.dims != variable.dims || !convertible(stored.dtype, variable.dtype))
     throw invalid("'{}': tensor '{}' is {} {}, this model needs {} {}", file.path(), stored.name, name_of(stored.dtype),
@@ -114,7 +88,7 @@ void Restoration::check_type(const SafetensorsFile& file, const StoredTensor& st
 }
 
 void Restoration::match_model() {
-  const SafetensorsFile& file = *from_.model;
+  const StoredTensors& file = *from_.model;
   std::map<std::string_view, size_t> names;
   for (size_t v = 0; v < plan_.variables.size(); ++v)
     if (plan_.variables[v].role != Role::kState) names.emplace(plan_.variables[v].name, v);
@@ -191,12 +165,38 @@ void Restoration::write_to(Machine& machine) const {
   for (const Row& row : rows_) write(machine, row);
 }
 
+// Those that have anything of what the devices here hold; halves of a weight may be cut in other ways than each other.
+Wanted Restoration::wanted(const Row& row) const {
+  if (mine_.ranks.empty()) return {};
+  std::vector<Part> here;
+  for (const std::optional<size_t> v : {std::optional(row.variable), row.low_variable})
+    for (const HeldPart& held : v ? held_parts(plan_, plan_.variables[*v]) : std::vector<HeldPart>{})
+      if (std::ranges::any_of(held.devices, [&](size_t d) { return mine_.ranks[d] == mine_.rank; }))
+        here.push_back(held.part.part());
+  return [here](const Part& piece) {
+    return std::ranges::any_of(here, [&](const Part& part) { return overlap(part, piece); });
+  };
+}
+
+void Restoration::verify() const {
+  for (const Row& row : rows_) {
+    const Wanted some = wanted(row);
+    const bool state = plan_.variables[row.variable].role == Role::kState;
+    (state ? from_.optimizer : from_.model)->verify(*row.stored, some);
+    if (row.low_stored != nullptr) from_.optimizer->verify(*row.low_stored, some);
+  }
+  int next = 0;  // what nobody needs, each by one
+  for (const std::string& name : left_out_)
+    if (next++ % mine_.size == mine_.rank) from_.optimizer->verify(*from_.optimizer->find(name));
+}
+
 void Restoration::write(Machine& machine, const Row& row) const {
   const PlanVariable& variable = plan_.variables[row.variable];
   const bool state = variable.role == Role::kState, joined = row.low_stored != nullptr;
-  Blocks blocks(from_, state ? *from_.optimizer : *from_.model, *row.stored);
-  std::optional<Blocks> low_blocks;
-  if (joined) low_blocks.emplace(from_, *from_.optimizer, *row.low_stored);
+  const Wanted some = wanted(row);
+  TensorReader blocks(state ? *from_.optimizer : *from_.model, *row.stored, some);
+  std::optional<TensorReader> low_blocks;
+  if (joined) low_blocks.emplace(*from_.optimizer, *row.low_stored, some);
   // Halves become the number that they are before it is converted, and are cut from an fp32 number.
   const DType from = joined ? DType::kF32 : row.stored->dtype, to = row.low_variable ? DType::kF32 : variable.dtype;
   const size_t size = static_cast<size_t>(size_of(variable.dtype));
@@ -205,9 +205,11 @@ void Restoration::write(Machine& machine, const Row& row) const {
   const auto count = static_cast<uint64_t>(element_count(variable.dims));
   for (uint64_t at = 0; at < count; at += kBlockElements) {
     const size_t n = static_cast<size_t>(std::min<uint64_t>(kBlockElements, count - at));
-    const char* read = blocks.read(at, n);
+    const char* read = blocks.next(n);
+    const char* low_read = joined ? low_blocks->next(n) : read;
+    if (read == nullptr || low_read == nullptr) continue;  // what the devices here hold is in both
     if (joined) {
-      join(read, low_blocks->read(at, n), whole.data(), n);
+      join(read, low_read, whole.data(), n);
       read = whole.data();
     }
     convert(from, read, to, value.data(), n);

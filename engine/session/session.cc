@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "base/version.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/shards.h"
 #include "cluster/devices.h"
 #include "cluster/host_memory.h"
 #include "compile/checks.h"
@@ -17,12 +18,13 @@
 #include "ir/learning_rate.h"
 #include "run/executor.h"
 #include "run/report.h"
-#include "run/variable_part.h"
+#include "data/variable_part.h"
 #include "run/whole_read.h"
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "session/memory.h"
 #include "session/restore.h"
+#include "session/wire_peers.h"
 
 namespace whale {
 namespace {
@@ -496,7 +498,8 @@ struct Session::Impl {
   }
 
   // ---- checkpoints ------------------------------------------------------------------------------------------------
-  CheckpointPart part(bool state) const {
+  CheckpointPart part(bool state) {
+    if (!is_alone()) return shards(state);
     CheckpointPart part;
     std::vector<size_t> indices;
     for (size_t v = 0; v < plan->variables.size(); ++v) {
@@ -507,6 +510,37 @@ struct Session::Impl {
     }
     part.source = [this, indices](size_t index, uint64_t offset, void* to, size_t bytes) {
       machine->read_variable(indices[index], 0, offset, to, bytes);
+    };
+    return part;
+  }
+
+  // What this rank writes of them. Every rank finds the same for all.
+  CheckpointPart shards(bool state) {
+    CheckpointPart part;
+    std::vector<std::pair<size_t, VariablePart>> pieces;
+    Shards all(options.world->size());
+    for (size_t v = 0; v < plan->variables.size(); ++v) {
+      const PlanVariable& variable = plan->variables[v];
+      std::vector<HeldBy> held;
+      for (const HeldPart& h : held_parts(*plan, variable)) {
+        held.push_back({h.part.part(), {}});
+        for (const size_t d : h.devices) held.back().ranks.push_back(ranks()[d]);
+        std::ranges::sort(held.back().ranks);
+        held.back().ranks.erase(std::ranges::unique(held.back().ranks).begin(), held.back().ranks.end());
+      }
+      // Both files are shared out together.
+      const auto mine = all.next(variable.dims, size_of(variable.dtype), held)[static_cast<size_t>(rank())];
+      if ((variable.role == Role::kState) != state) continue;
+      for (const Part& piece : mine) {
+        const bool whole = piece == part_of(variable.dims, std::vector<SubAxisCut>{});
+        const std::string name = whole ? variable.name : fmt::format("{}[{}]", variable.name, to_text(piece));
+        part.tensors.push_back({name, variable.dtype, piece.extents(), 0, 0});
+        if (!whole) part.parts[name] = {variable.name, variable.dims, piece};
+        pieces.emplace_back(v, VariablePart(piece, variable.dims, size_of(variable.dtype)));
+      }
+    }
+    part.source = [this, pieces](size_t index, uint64_t offset, void* to, size_t bytes) {
+      machine->read_part(pieces[index].first, pieces[index].second, offset, to, bytes);
     };
     return part;
   }
@@ -633,12 +667,12 @@ uint64_t Session::seed() const { return impl_->options.seed; }
 
 void Session::save(const std::string& directory) {
   impl_->settle();
-  impl_->check_computes();
-  impl_->check_whole();
-  if (!impl_->is_alone())
-    throw unimplemented("a session of one rank of {} cannot save alone: parts of variables are on the others",
-                        impl_->options.world->size())
-        .at_rank(impl_->rank());
+  CheckpointPart model, optimizer;
+  impl_->or_refuse([&] {
+    impl_->check_computes();
+    impl_->check_whole();
+    model = impl_->part(false), optimizer = impl_->part(true);
+  });
   CheckpointMeta meta{impl_->plan->model,
                       impl_->options.seed,
                       impl_->iteration,
@@ -649,37 +683,42 @@ void Session::save(const std::string& directory) {
                       optimizer_name(impl_->plan->optimizer)};
   if (impl_->fixed_learning_rate >= 0) meta.learning_rate = impl_->fixed_learning_rate;
   if (impl_->scales_loss()) meta.loss_scale = impl_->loss_scale, meta.steps_at_scale = impl_->steps_at_scale;
-  write_checkpoint(directory, meta, impl_->part(false), impl_->part(true));
+  std::optional<WirePeers> peers;
+  if (!impl_->is_alone()) peers.emplace(*impl_->machine, "save");
+  write_checkpoint(directory, meta, model, optimizer, {}, peers ? &*peers : nullptr);
 }
 
 void Session::load(const std::string& directory) {
   impl_->settle();
-  const Checkpoint checkpoint = open_checkpoint(directory);
-  const Restoration restoration(*impl_->plan, checkpoint);
-  checkpoint.verify();
+  std::optional<WirePeers> peers;
+  if (!impl_->is_alone()) peers.emplace(*impl_->machine, "load");
+  // On all ranks or on none.
+  const auto together = [&](const std::function<void()>& work) { peers ? agree(*peers, work) : work(); };
+  const Checkpoint checkpoint = peers ? open_checkpoint(directory, *peers) : open_checkpoint(directory);
+  std::optional<Restoration> restoration;
+  together([&] {
+    restoration.emplace(*impl_->plan, checkpoint, RankOf{impl_->ranks(), impl_->rank(), peers ? peers->size() : 1});
+    restoration->verify();
+  });
+  if (peers) peers->finish();
   try {
-    restoration.write_to(*impl_->machine);
+    together([&] { restoration->write_to(*impl_->machine); });
   } catch (Error& e) {
     impl_->broken = true;
     throw Error(e.with_damage(Damage::kSession));
   }
-  impl_->options.seed = checkpoint.index.meta.seed;
-  impl_->iteration = checkpoint.index.meta.iteration;
-  impl_->updates = checkpoint.index.meta.updates;
-  impl_->fixed_learning_rate = checkpoint.index.meta.learning_rate.value_or(-1);
+  const CheckpointMeta& meta = checkpoint.index.meta;
+  impl_->options.seed = meta.seed;
+  impl_->iteration = meta.iteration;
+  impl_->updates = meta.updates;
+  impl_->fixed_learning_rate = meta.learning_rate.value_or(-1);
   if (impl_->scales_loss()) {
-    impl_->loss_scale =
-        std::clamp(checkpoint.index.meta.loss_scale.value_or(kLossScale), kSmallestScale, kLargestScale);
-    impl_->steps_at_scale = checkpoint.index.meta.steps_at_scale;
+    impl_->loss_scale = std::clamp(meta.loss_scale.value_or(kLossScale), kSmallestScale, kLargestScale);
+    impl_->steps_at_scale = meta.steps_at_scale;
   }
   impl_->broken = false;
-  impl_->loaded = {directory,
-                   checkpoint.index.id,
-                   checkpoint.index.format,
-                   checkpoint.has_checksums(),
-                   checkpoint.index.meta.seed,
-                   restoration.left_out(),
-                   checkpoint.index.meta.optimizer};
+  impl_->loaded = {directory, checkpoint.index.id,     checkpoint.index.format, checkpoint.has_checksums(),
+                   meta.seed, restoration->left_out(), meta.optimizer};
 }
 
 void Session::refuse_run(const Error& why) { Executor::refuse(*impl_->machine, why); }

@@ -106,6 +106,7 @@ class Session {
   double loss_scale() const;                     // of the next step; 1 unless the precision is f16
   uint64_t seed() const;
 
+  // In a world all ranks call these alike, with a directory that they share, and fail alike.
   void save(const std::string& directory);  // whole or not at all: a failure leaves the previous checkpoint
   void load(const std::string& directory);  // verified before anything is changed
 

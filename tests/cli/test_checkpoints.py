@@ -177,9 +177,9 @@ def test_older_checkpoints_load_and_are_reported(model, tmp_path):
 
 def test_a_newer_format_is_refused_with_both_versions(model, tmp_path):
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "whale.json").write_text('{\n  "format": 3,\n  "library": "9.1.0"\n}\n')
+    (tmp_path / "c" / "whale.json").write_text('{\n  "format": 4,\n  "library": "9.1.0"\n}\n')
     message = whale("inspect", tmp_path / "c", code=2)
-    assert "format 3, written by libwhale 9.1.0" in message and f"libwhale {wh.__version__}" in message and "newer" in message
+    assert "format 4, written by libwhale 9.1.0" in message and f"libwhale {wh.__version__}" in message and "newer" in message
 
 
 def test_the_working_directory_and_foreign_files(model, tmp_path, monkeypatch):

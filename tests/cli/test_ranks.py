@@ -32,10 +32,65 @@ def test_ranks_load_a_checkpoint(files, tmp_path):
     assert losses(*options, "--ranks", 2) == losses(*options)
 
 
+@pytest.mark.parametrize("devices, strategy, ranks", [("ref:4", "replica(2) > split(2)", 3), ("ref:2", "pipeline(2, micro_batches=2)", 2)])
+def test_ranks_save_what_others_go_on_from(files, tmp_path, devices, strategy, ranks):
+    options = [files / "mlp.whale", "--data", files / "data.npz", "--devices", devices, "--strategy", strategy, "--seed", 3]
+    whole = losses(*options, "--steps", 6)
+    first = losses(*options, "--steps", 3, "--ranks", ranks, "--save", tmp_path / "c")
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == sorted(
+        [f"{kind}-{r:05}-of-{ranks:05}.safetensors" for kind in ("model", "optimizer") for r in range(1, ranks + 1)] + ["whale.json"])
+    told = whale("inspect", tmp_path / "c")
+    assert f"by {ranks} ranks" in told and "every checksum is right" in told and "layer0.weight" in told
+    row = json.loads(whale("inspect", tmp_path / "c", "--json"))
+    assert row["format"] == 3 and row["ranks"] == ranks and all(tensor["parts"] for tensor in row["tensors"])
+    for again in (1, 2):
+        assert first + losses(*options, "--steps", 3, "--ranks", again, "--load", tmp_path / "c") == whole
+    # By one rank, over it: ordinary files again, and nothing else.
+    whale("run", *options, "--steps", 1, "--load", tmp_path / "c", "--save", tmp_path / "c", "--quiet")
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["model.safetensors", "optimizer.safetensors", "whale.json"]
+    assert json.loads(whale("inspect", tmp_path / "c", "--json"))["format"] == 2
+
+
+def test_in_exact_mode_ranks_go_on_as_the_one_device_would_have(files, tmp_path):
+    """To the bit, from three ranks to two, and back."""
+    options = [files / "gpt.whale", "--exact", "--accumulation", 6]
+    one = losses(*options, "--devices", "cpu:1", "--steps", 6)
+    three = [*options, "--devices", "cpu:3", "--strategy", "replica", "--ranks", 3]
+    two = [*options, "--devices", "cpu:2", "--strategy", "pipeline(2, micro_batches=6)", "--ranks", 2]
+    first = losses(*three, "--steps", 2, "--save", tmp_path / "c")
+    second = losses(*two, "--steps", 1, "--load", tmp_path / "c", "--save", tmp_path / "c")
+    assert first + second + losses(*three, "--steps", 3, "--load", tmp_path / "c") == one
+
+
+@pytest.mark.parametrize("model, devices, strategy, more", [
+    (["moe-gpt", "--layers", "2", "--dim", "16", "--vocab", "64", "--seq", "8", "--experts", "4", "--batch", "8"], "ref:4", "replica(2) > split(2)", []), (["moe-gpt", "--layers", "2", "--dim", "16", "--vocab", "64", "--seq", "8", "--experts", "4", "--batch", "8"], "ref:2", 'split(2, factor="experts")', []),
+    (["mlp"], "cpu:3", "replica(shares=[3,2,1])", ["--zero", 1]), (["mlp"], "cpu:2", "replica", ["--precision", "f16"]),
+    (["mlp", "--optimizer", "split_sgd", "--precision", "bf16"], "cpu:2", "split", [])])
+def test_ranks_save_mixtures_scales_and_halves(tmp_path, model, devices, strategy, more):
+    whale("model", *model, "-o", tmp_path / "m.whale")
+    options = [tmp_path / "m.whale", "--devices", devices, "--strategy", strategy, "--seed", 3, *more]
+    whole = losses(*options, "--steps", 5)
+    first = losses(*options, "--steps", 2, "--ranks", 2, "--save", tmp_path / "c")
+    for again in (1, 2):
+        assert first + losses(*options, "--steps", 3, "--ranks", again, "--load", tmp_path / "c") == whole
+    if "f16" in more:
+        assert json.loads(whale("inspect", tmp_path / "c", "--json"))["loss_scale"] > 0
+
+
+def test_a_damaged_shard_is_named(files, tmp_path):
+    options = [files / "mlp.whale", "--devices", "ref:2", "--ranks", 2, "--strategy", "split", "--steps", 1, "--quiet"]
+    whale("run", *options, "--save", tmp_path / "c")
+    path = tmp_path / "c" / "model-00002-of-00002.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    told = whale("run", *options, "--load", tmp_path / "c", code=2)
+    assert "rank 1: " in told and "model-00002-of-00002.safetensors' is damaged: tensor '" in told
+
+
 def test_ranks_refuse_what_they_cannot_do(files, tmp_path):
     assert "rank 1 of 2 has none of the plan's 1 devices" in whale("run", files / "mlp.whale", "--ranks", 2, code=2)
     assert "plan for at least a device a rank" in whale("verify", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 3, code=2)
-    assert "several ranks write none" in whale("run", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 2, "--save", tmp_path / "c", code=2)
     assert "several ranks write none" in whale("run", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 2, "--trace", tmp_path / "t", code=2)
     for wrong in (0, -1, 1.5, "two", 5000):
         assert "--ranks" in whale("run", files / "mlp.whale", f"--ranks={wrong}", code=2)

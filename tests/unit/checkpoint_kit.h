@@ -48,7 +48,7 @@ inline void write(const std::string& directory, int64_t value, const FaultProbe&
 inline int64_t read(const std::string& directory) {
   const Checkpoint c = open_checkpoint(directory);
   c.verify();
-  const auto check = [&](const SafetensorsFile& file, const char* name, float first) {
+  const auto check = [&](const StoredTensors& file, const char* name, float first) {
     const StoredTensor* tensor = file.find(name);
     REQUIRE(tensor != nullptr);
     std::vector<float> data(tensor->bytes() / 4);

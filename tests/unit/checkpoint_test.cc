@@ -182,8 +182,8 @@ TEST_CASE("checkpoint: refused before anything happens") {
   refused(lock, Code::kFailedPrecondition, "was not made by libwhale");
   CHECK(content(lock + "/.whale.saving") == "a note of mine");
   const std::string newer = make("newer");
-  put(newer + "/whale.json", "{\n  \"format\": 3,\n  \"library\": \"9.1.0\"\n}\n");
-  refused(newer, Code::kFailedPrecondition, "format 3, written by libwhale 9.1.0");
+  put(newer + "/whale.json", "{\n  \"format\": 4,\n  \"library\": \"9.1.0\"\n}\n");
+  refused(newer, Code::kFailedPrecondition, "format 4, written by libwhale 9.1.0");
   put(folder.path / "file", "mine");
   refused(folder.path / "file", Code::kAlreadyExists, "not a directory");
   refused(folder.path / "file" / "below", Code::kNotFound, "file");
@@ -397,10 +397,10 @@ TEST_CASE("checkpoint: format 1 is read, and replaced; a newer one is refused wi
   write(at, 5);
   CHECK(read(at) == 5);
   CHECK(describe(open_checkpoint(at)).find("every checksum is right") != std::string::npos);
-  put(at + "/whale.json", "{\n  \"format\": 3,\n  \"library\": \"9.1.0\"\n}\n");
+  put(at + "/whale.json", "{\n  \"format\": 4,\n  \"library\": \"9.1.0\"\n}\n");
   const Error e = error_of([&] { open_checkpoint(at); });
-  CHECK(says(e, Code::kFailedPrecondition, "format 3, written by libwhale 9.1.0"));
-  CHECK(says(e, Code::kFailedPrecondition, "libwhale 0.2.0, which reads formats 1 to 2"));
+  CHECK(says(e, Code::kFailedPrecondition, "format 4, written by libwhale 9.1.0"));
+  CHECK(says(e, Code::kFailedPrecondition, "libwhale 0.2.0, which reads formats 1 to 3"));
 }
 
 TEST_CASE("files: what is no regular file is refused by every reader and not waited for") {

@@ -531,7 +531,6 @@ TEST_CASE("a rank holds what is here, and reads the whole with the others") {
         CHECK_FALSE(end);
   }
   CHECK(here * 2 == whole);
-  CHECK(has(message_of([&] { ranks.sessions[0]->save("/tmp/none"); }, {Code::kUnimplemented}), "cannot save alone"));
 
   // Who reads another variable, or none, is told so; the next call is as if nothing had been.
   const std::vector<VariableInfo> variables = alone.variables();

@@ -93,12 +93,12 @@ void check_savable(const whale_plan* plan) {
 }
 
 // A step was refused after `steps` others: saves what those have made, unless this one has changed it.
-std::string keep_what_was_made(whale_session* session, int64_t steps, bool unchanged, const std::string& save) {
+std::string keep_what_was_made(const Runner& runner, int64_t steps, bool unchanged, const std::string& save) {
   const std::string made = "the state after " + std::to_string(steps) + (steps == 1 ? " step" : " steps");
   if (save.empty()) return made + " was not saved (--save DIRECTORY does)";
   if (!unchanged) return "the step was applied, so nothing was saved to " + shown(save) + " after it";
   try {
-    check(whale_session_save(session, str(save)));
+    runner.save(save);
   } catch (const Failure& failure) {
     return made + " could not be saved: " + failure.what();
   }
@@ -142,13 +142,12 @@ void add_run(CLI::App& app, int& exit_code) {
   add_precision_options(*command, state->session);
   add_ranks_option(*command, state->session);
   command->callback([state, seed, devices, &exit_code] {
-    if (state->session.ranks > 1 && !(state->save.empty() && state->trace.empty()))
-      throw Failure(std::string(state->save.empty() ? "--trace" : "--save") +
-                    ": several ranks write none; leave it out, or --ranks");
     if (!state->save.empty()) check_directory(state->save);
     if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     const World world = join_processes(engine.get(), state->arguments, devices->count() > 0, state->session);
+    if (ranks_of(state->session) > 1 && !state->trace.empty())
+      throw Failure("--trace: several ranks write none; leave it out, or train in one process and rank");
     const bool first = is_first(state->session);
     if (!first) state->json = false, state->quiet = true;
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
@@ -160,7 +159,7 @@ void add_run(CLI::App& app, int& exit_code) {
     Runner runner(engine.get(), std::move(plan), state->session);
     uint64_t data_seed = state->session.seed;
     if (!state->load.empty()) {
-      runner.each([&](whale_session* session) { check(whale_session_load(session, str(state->load))); });
+      runner.load(state->load);
       const auto loaded = nlohmann::json::parse(text(whale_session_report_json, runner.session())).at("loaded");
       if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
       if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
@@ -196,7 +195,7 @@ void add_run(CLI::App& app, int& exit_code) {
         if (i == 1) throw Failure(what);
         progress.leave();
         const bool unchanged = whale_session_updates(runner.session()) == updates;
-        throw Failure(what + "\nwhale: " + keep_what_was_made(runner.session(), last, unchanged, state->save));
+        throw Failure(what + "\nwhale: " + keep_what_was_made(runner, last, unchanged, state->save));
       }
       skipped += whale_session_updates(runner.session()) == updates;
       const double seconds = seconds_now() - start;
@@ -217,7 +216,7 @@ void add_run(CLI::App& app, int& exit_code) {
       }
     }
     const bool whole = i > state->steps;
-    if (!state->save.empty()) check(whale_session_save(runner.session(), str(state->save)));
+    if (!state->save.empty()) runner.save(state->save);
     if (skipped > 0)
       std::fprintf(stderr,
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "

@@ -161,6 +161,29 @@ void Runner::write(const std::string& variable, const whale_tensor* tensor) {
   each([&](whale_session* session) { check(whale_session_write(session, str(variable), tensor)); });
 }
 
+void Runner::at_once(const std::function<void(whale_session*)>& body) const {
+  std::vector<std::string> failures(sessions_.size());
+  const auto call = [&](size_t rank) {
+    try {
+      body(sessions_[rank].get());
+    } catch (const Failure& failure) {
+      failures[rank] = failure.what();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t r = 1; r < sessions_.size(); ++r) threads.emplace_back(call, r);
+  call(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures)
+    if (!failure.empty()) throw Failure(failure);
+}
+void Runner::save(const std::string& directory) const {
+  at_once([&](whale_session* session) { check(whale_session_save(session, str(directory))); });
+}
+void Runner::load(const std::string& directory) const {
+  at_once([&](whale_session* session) { check(whale_session_load(session, str(directory))); });
+}
+
 FileKind kind_of(const std::string& path) {
   if (::access(path.c_str(), F_OK) != 0)
     throw Failure("cannot open '" + shown(path) + "': " + std::strerror(errno) +

@@ -53,6 +53,8 @@ class Runner {
   double eval(const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& tensors);
   Tensor read(const std::string& variable, int64_t copy = 0) const;  // put together of what the ranks hold
   void write(const std::string& variable, const whale_tensor* tensor);
+  void save(const std::string& directory) const;
+  void load(const std::string& directory) const;
   whale_session* session() const { return sessions_[0].get(); }  // of the first rank
   void each(const std::function<void(whale_session*)>& body) const {
     for (const Session& session : sessions_) body(session.get());
@@ -61,6 +63,7 @@ class Runner {
 
  private:
   double run(Call call, const Batch& batch, const std::vector<std::string>& names, std::vector<Tensor>& fetched);
+  void at_once(const std::function<void(whale_session*)>& body) const;  // on every rank, each on a thread
   double run(Call call, const Batch& batch, const std::vector<std::string>& names, std::vector<Values>* values);
   Plan plan_;
   std::vector<Engine> engines_;    // of the ranks, where there are several

@@ -73,6 +73,49 @@ def test_ranks_train_what_one_process_trains(strategy, devices, more, ranks):
         assert equal(told, alone)
 
 
+@pytest.mark.parametrize("strategy, devices, more", [("replica", "ref:3", {"zero": 3}), ("split", "ref:2", {}), ("pipeline(2, micro_batches=3)", "cpu:2", {})])
+def test_what_ranks_save_one_process_goes_on_from(strategy, devices, more, tmp_path):
+    """Also beside the caller, and the other way round; a cancel of one rank is one of all, and leaves what was there."""
+    options = dict(devices=devices, strategy=strategy, **more)
+
+    def run(world):
+        with wh.plan(graph(), world=world, **options).start(seed=3) as job:
+            for x, y in zip(X[:2], Y[:2]):
+                job.step(x=x, y=y)
+            job.save(tmp_path / "c")
+            rest = [job.step(x=x, y=y) for x, y in zip(X[2:], Y[2:])]
+            job.save_async(tmp_path / "d").result()
+            job.load(tmp_path / "c")
+            again = [job.step(x=x, y=y) for x, y in zip(X[2:], Y[2:])]
+            job.load_async(tmp_path / "d").result()
+            return rest, again, {row["name"]: job.read(row["name"]) for row in job.variables()}
+
+    told = on_each(wh.worlds(2), run)
+    assert not isinstance(told[0], Exception) and equal(told[0], told[1]), told
+    rest, again, values = told[0]
+    assert rest == again and wh.inspect_checkpoint(tmp_path / "c")["ranks"] == 2
+    with wh.plan(graph(), **options).start() as alone:
+        alone.load(tmp_path / "c")
+        assert [alone.step(x=x, y=y) for x, y in zip(X[2:], Y[2:])] == rest
+        assert equal({row["name"]: alone.read(row["name"]) for row in alone.variables()}, values)
+
+
+def test_a_save_that_one_rank_refuses_is_one_of_none(tmp_path):
+    def run(world):
+        with wh.plan(graph(), devices="ref:2", world=world).start() as job:
+            job.save(tmp_path / "c")
+            if world.rank == 1:
+                job.learning_rate = 0.5
+            try:
+                job.save(tmp_path / "c")
+            except wh.WhaleError as error:
+                return error
+
+    for error in on_each(wh.worlds(2), run):
+        assert isinstance(error, wh.FailedPrecondition) and error.rank == 1 and "learning_rate" in str(error), error
+    assert wh.inspect_checkpoint(tmp_path / "c")["iteration"] == 0
+
+
 def test_a_world_says_whose_devices_are_whose():
     worlds = wh.worlds(2)
     plan = wh.plan(graph(), devices="ref:3", world=worlds[0])
@@ -189,7 +232,7 @@ def test_a_rank_that_closes_ends_the_others_steps():
     assert on_each(wh.worlds(3), run) == [1, None, 1]
 
 
-def test_a_job_of_several_ranks_loads_and_does_not_save(tmp_path):
+def test_a_job_of_several_ranks_loads_what_one_process_saved_and_saves_over_it(tmp_path):
     with wh.plan(graph(), devices="ref:2").start(seed=5) as job:
         job.step(x=X[0], y=Y[0])
         job.save(tmp_path)
@@ -198,8 +241,11 @@ def test_a_job_of_several_ranks_loads_and_does_not_save(tmp_path):
     def run(world):
         with wh.plan(graph(), devices="ref:2", world=world).start() as job:
             job.load(tmp_path)
-            with pytest.raises(wh.Unimplemented, match="cannot save alone"):
-                job.save(tmp_path)
+            job.save(tmp_path)
             return job.step(x=X[1], y=Y[1])
 
     assert on_each(wh.worlds(2), run) == [expected, expected]
+    assert not (tmp_path / "model.safetensors").exists() and len(list(tmp_path.iterdir())) == 5
+    with wh.plan(graph(), devices="ref:2").start() as job:
+        job.load(tmp_path)
+        assert job.step(x=X[1], y=Y[1]) == expected

@@ -146,7 +146,7 @@ class Plan:
 
 def inspect_checkpoint(directory: str | os.PathLike) -> dict:
     """What the checkpoint in ``directory`` holds, after checking every byte of it: format, library, id, checksums (False: an older one, which has none),
-    model, seed, iteration, updates, learning_rate, optimizer (that made the state; None: an older checkpoint, which does not say), and tensors, a list of name, file, dtype, dims and bytes. Raises what ``Job.load``
+    model, seed, iteration, updates, learning_rate, optimizer (that made the state; None: an older checkpoint, which does not say), ranks (that wrote it), and tensors, a list of name, file, dtype, dims and bytes (of several ranks also parts). Raises what ``Job.load``
     raises."""
     return json.loads(take_text(lib.whale_checkpoint_inspect_json, string(arguments.path("directory", directory))))
 
@@ -516,6 +516,9 @@ class Job:
         Whatever fails or dies, the directory holds the previous checkpoint or the new one, whole. Nothing else in it is touched;
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
         raises Aborted and does nothing. Null devices hold no values: FailedPrecondition, and what is there stays.
+
+        In a world all ranks save alike, into one directory that all of them see; each writes files of its own beside one ``whale.json``, and
+        any plan of any number of ranks loads them. What fails on one rank is raised on all, with its ``rank``.
         """
         check(lib.whale_session_save(self._handle.pointer, string(_target(directory))))
 
@@ -537,7 +540,8 @@ class Job:
         State that another optimizer made is InvalidArgument; ``inspect_checkpoint`` and ``report()["loaded"]`` name it as ``optimizer``.
         Where the checkpoint holds optimizer state and this plan's optimizer keeps none, the state is left out, and a warning says so;
         ``report()["loaded"]["left_out"]`` names it, also for plans that are not trained. Weights of ``SGD(split_master_weights=True)``, which are in two
-        halves, load into whole ones and the other way round, to the bit.
+        halves, load into whole ones and the other way round, to the bit. In a world all ranks load alike, each what its devices need; what fails
+        on one is raised on all, and leaves them as they were.
         """
         path = arguments.path("directory", directory)
         check(lib.whale_session_load(self._handle.pointer, string(path)))

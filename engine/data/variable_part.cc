@@ -1,4 +1,4 @@
-#include "run/variable_part.h"
+#include "data/variable_part.h"
 
 #include "base/error.h"
 
@@ -41,6 +41,25 @@ int64_t VariablePart::find_row(uint64_t row) const {
     stride *= local_outer_[d];
   }
   return found;
+}
+
+uint64_t VariablePart::logical_row(uint64_t local) const {
+  int64_t found = 0, stride = 1, rest = static_cast<int64_t>(local);
+  for (size_t d = outer_.size(); d-- > 0;) {
+    int64_t at = rest % local_outer_[d];
+    rest /= local_outer_[d];
+    size_t i = 0;
+    for (const std::vector<Interval>& list = part_.dims[d]; at >= list[i].size(); ++i) at -= list[i].size();
+    found += (part_.dims[d][i].begin + at) * stride;
+    stride *= outer_[d];
+  }
+  return static_cast<uint64_t>(found);
+}
+
+std::pair<uint64_t, uint64_t> VariablePart::bounds() const {
+  if (bytes_ == 0) return {0, 0};
+  const uint64_t last = bytes_ / local_row_bytes_ - 1;
+  return {logical_row(0) * row_bytes_ + spans_.front().begin, logical_row(last) * row_bytes_ + spans_.back().end};
 }
 
 std::vector<HeldPart> held_parts(const Plan& plan, const PlanVariable& variable) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "plan/part.h"
@@ -31,12 +32,28 @@ class VariablePart {
       }
     }
   }
+  // The same runs by [begin, end) of the part, whose order is that of the tensor.
+  template <class Body>
+  void each_local(uint64_t begin, uint64_t end, Body body) const {
+    if (bytes_ == 0 || begin >= end) return;
+    for (uint64_t row = begin / local_row_bytes_; row * local_row_bytes_ < end; ++row) {
+      const uint64_t at = logical_row(row) * row_bytes_, local = row * local_row_bytes_;
+      for (const Span& span : spans_) {
+        const uint64_t first = local + span.local, from = std::max(first, begin),
+                       to = std::min(first + (span.end - span.begin), end);
+        if (from < to) body(at + span.begin + (from - first), from, to - from);
+      }
+    }
+  }
+  // [first, second) of the logical tensor holds all of it.
+  std::pair<uint64_t, uint64_t> bounds() const;
 
  private:
   struct Span {  // of a row, in bytes
     uint64_t begin, end, local;
   };
-  int64_t find_row(uint64_t row) const;  // in the part; -1: not there
+  int64_t find_row(uint64_t row) const;        // in the part; -1: not there
+  uint64_t logical_row(uint64_t local) const;  // the other way round
 
   Part part_;
   uint64_t bytes_ = 0, row_bytes_ = 0, local_row_bytes_ = 0;

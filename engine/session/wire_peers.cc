@@ -1,0 +1,129 @@
+#include "session/wire_peers.h"
+
+#include <cstring>
+
+#include "base/philox.h"
+#include "base/watch.h"
+
+namespace whale {
+namespace {
+
+constexpr uint64_t kTag = (~uint64_t{0} >> 1) - 1;  // that of no collective, of no link, and not Sharing's
+constexpr double kSecondsToMeet = 300;              // until all ranks have begun
+constexpr double kSecondsToAnswer = 3600;           // until one has written or read its part
+
+struct Aborted {};
+
+}  // namespace
+
+WirePeers::WirePeers(Machine& machine, std::string_view what)
+    : machine_(machine), wire_(*machine.wire()), what_(what), subject_(hash_name(what)) {
+  ways_.resize(static_cast<size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank() || (r != 0 && rank() != 0)) continue;
+    ways_[static_cast<size_t>(r)] = {wire_.open_sender(r, kTag, 2), wire_.open_receiver(r, kTag)};
+  }
+  machine_.team().wait_idle();
+  machine_.ear()->listen(this, [this] { machine_.transport().reset(); });
+  try {
+    within(kSecondsToMeet, true, [&] {
+      wire_.tell({.kind = Notice::kBegun, .subject = subject_});
+      if (!begun_.wait(static_cast<uint32_t>(size() - 1), this)) throw Aborted{};
+    });
+  } catch (...) {
+    machine_.ear()->listen(nullptr);
+    throw;
+  }
+}
+
+WirePeers::~WirePeers() { machine_.ear()->listen(nullptr); }
+
+// The others are told what ended it here, unless one of them has told this rank.
+template <class Body>
+std::invoke_result_t<Body> WirePeers::within(double seconds, bool cancellable, Body body) {
+  cancellable_now_ = cancellable && cancellable_;
+  until_ = std::chrono::steady_clock::now() +
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  try {
+    return body();
+  } catch (const Aborted&) {
+    const std::lock_guard lock(mutex_);
+    if (error_->where().rank < 0 || error_->where().rank == rank()) wire_.tell(notice_of(Notice::kStopped, *error_));
+    throw Error(*error_);
+  } catch (const std::exception& e) {
+    wire_.tell(notice_of(Notice::kStopped, unexpected(e, "save or load with the other ranks")));
+    throw;
+  }
+}
+
+void WirePeers::send(int rank, const std::string& text) {
+  Wire::Sender& to = *ways_[static_cast<size_t>(rank)].to;
+  const uint64_t bytes = text.size();
+  for (const auto& [from, n] : {std::pair<const void*, size_t>(&bytes, sizeof bytes), {text.data(), text.size()}}) {
+    if (n == 0) continue;
+    char* const at = to.begin(n, this);
+    if (at == nullptr) throw Aborted{};
+    std::memcpy(at, from, n);
+    to.end();
+  }
+}
+
+std::string WirePeers::receive(int rank) {
+  Wire::Receiver& from = *ways_[static_cast<size_t>(rank)].from;
+  uint64_t bytes = 0;
+  const auto next = [&](void* to, size_t n) {
+    const char* const at = from.begin(n, this);
+    if (at == nullptr) throw Aborted{};
+    std::memcpy(to, at, n);
+    from.end();
+  };
+  next(&bytes, sizeof bytes);
+  std::string text(bytes, '\0');
+  if (bytes > 0) next(text.data(), bytes);
+  return text;
+}
+
+std::vector<std::string> WirePeers::collect(const std::string& mine) {
+  return within(kSecondsToAnswer, true, [&] {
+    std::vector<std::string> all;
+    if (rank() != 0) send(0, mine);
+    for (int r = 0; rank() == 0 && r < size(); ++r) all.push_back(r == 0 ? mine : receive(r));
+    return all;
+  });
+}
+
+std::string WirePeers::spread(const std::string& rank_0s) {
+  return within(kSecondsToAnswer, false, [&] {
+    if (rank() != 0) return receive(0);
+    for (int r = 1; r < size(); ++r) send(r, rank_0s);
+    return rank_0s;
+  });
+}
+
+void WirePeers::hear(const Notice& notice) noexcept {
+  if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.advance(1);
+  end(error_of(notice, rank()));
+}
+
+// On the thread that waits, which looks now and then.
+void WirePeers::look() {
+  try {
+    if (cancellable_now_) Watch::look();
+    if (std::chrono::steady_clock::now() > until_)
+      end(error(Code::kDeadlineExceeded, "the other ranks do not {} with this one, or one of them does not answer",
+                what_));
+  } catch (const Stopped& stopped) {
+    end(stopped.error());
+  }
+}
+
+void WirePeers::end(Error why) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(why);
+  }
+  begun_.abort();
+  machine_.transport().abort();
+}
+
+}  // namespace whale
