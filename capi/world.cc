@@ -25,8 +25,8 @@ double timeout_of(double given) {
   const bool is_number = set == nullptr || (end != set && *end == '\0');
   if (seconds == 0 && set == nullptr) return kTimeoutSeconds;
   if (!is_number || !(seconds > 0 && seconds <= kMostSeconds))
-    throw invalid("{} is {}; it is seconds, more than 0 and at most {}", set ? "WHALE_TIMEOUT" : "options.timeout_seconds",
-                  set ? set : std::to_string(given), kMostSeconds);
+    throw invalid("{} is {}; it is seconds, more than 0 and at most {}",
+                  set ? "WHALE_TIMEOUT" : "options.timeout_seconds", set ? set : std::to_string(given), kMostSeconds);
   return seconds;
 }
 
@@ -47,7 +47,8 @@ ProcessOptions read_options(const whale_world_options& o) {
     out.rank = number<int>(o.rank, 0, o.size - 1, "options.rank");
     out.port = number<uint16_t>(o.port, o.size > 1 ? 1 : 0, 65535, "options.port");
     if (const std::string address = text(o.address, "options.address"); !address.empty()) out.address = address;
-    if (const char* token = std::getenv("WHALE_JOB_TOKEN"); out.token.empty() && token)  // NOLINT(concurrency-mt-unsafe)
+    if (const char* token = std::getenv("WHALE_JOB_TOKEN");
+        out.token.empty() && token)  // NOLINT(concurrency-mt-unsafe)
       out.token = token;
   }
   if (out.token.size() > kMostTokenBytes)

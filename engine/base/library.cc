@@ -39,7 +39,8 @@ const void* open_library(const std::string& folder, const char* file, const char
   const void* entry = dlsym(library, symbol);
   const char* version = entry == nullptr ? nullptr : *static_cast<const char* const*>(entry);
   if (version == nullptr)
-    throw error(Code::kUnavailable, "{} does not export '{}': it is no {} of libwhale. {}", path, symbol, what, install);
+    throw error(Code::kUnavailable, "{} does not export '{}': it is no {} of libwhale. {}", path, symbol, what,
+                install);
   if (std::string_view(version) != kVersion)
     throw error(Code::kUnavailable, "{} is of version {}, libwhale is {}: both must come from one build. {}", path,
                 version, kVersion, install);

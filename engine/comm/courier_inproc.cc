@@ -11,8 +11,8 @@ namespace {
 
 struct Receivers {
   explicit Receivers(int ranks) : of(static_cast<size_t>(ranks)) {}
-  std::shared_mutex mutex;               // held exclusively while one comes or goes
-  std::vector<Courier::Receiver*> of;    // by rank; null: not there yet, or gone
+  std::shared_mutex mutex;             // held exclusively while one comes or goes
+  std::vector<Courier::Receiver*> of;  // by rank; null: not there yet, or gone
 };
 
 class InprocCourier final : public Courier {

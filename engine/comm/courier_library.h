@@ -10,9 +10,9 @@ namespace whale {
 
 struct CourierOptions {
   int rank = 0, size = 1;
-  std::vector<bool> near;  // by rank: its process is one of this host
-  std::function<void(std::string address)> publish;    // once, before the courier is there: how others reach it
-  std::function<std::string(int rank)> address_of;     // waits until that rank has published it; throws
+  std::vector<bool> near;                            // by rank: its process is one of this host
+  std::function<void(std::string address)> publish;  // once, before the courier is there: how others reach it
+  std::function<std::string(int rank)> address_of;   // waits until that rank has published it; throws
 };
 
 struct CourierEntry {

@@ -12,7 +12,7 @@ namespace whale {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
-constexpr int kPolls = 200;  // before a thread that waits sleeps
+constexpr int kPolls = 200;                // before a thread that waits sleeps
 constexpr uint64_t kEarlySessions = 1024;  // that other ranks may have opened before this one
 // Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed. Of
 // many ranks not all are that late.

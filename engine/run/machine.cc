@@ -162,7 +162,7 @@ Error error_of(const Notice& notice, int rank) noexcept {
   const bool another = notice.kind == Notice::kBegun;
   Error out(another ? Code::kFailedPrecondition : notice.code, {});
   try {
-    out = another                         ? runs_something_else(notice.rank, rank)
+    out = another                        ? runs_something_else(notice.rank, rank)
           : notice.kind == Notice::kGone ? error(notice.code, "{}", notice.message)
                                          : error(notice.code, "rank {}: {}", notice.rank, notice.message);
   } catch (const std::bad_alloc&) {

@@ -14,7 +14,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <set>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -32,6 +32,7 @@ constexpr size_t kTokenBytes = 64;
 constexpr uint32_t kMostBytes = 16u << 20;  // of a frame
 constexpr size_t kMostStrangers = 64;       // connections that have not said the token yet
 constexpr double kStrangerSeconds = 5;
+constexpr double kFarewellSeconds = 2;  // that rank 0 stays for those who have not left
 
 // What a connection begins with.
 struct Hello {
@@ -133,7 +134,9 @@ double pulse(const MeetingOptions& o) { return std::min(1.0, o.timeout_seconds /
 class Host {
  public:
   explicit Host(const MeetingOptions& options)
-      : options_(options), listener_(listen_on(options.address, options.port)), there_(static_cast<size_t>(options.size)) {
+      : options_(options),
+        listener_(listen_on(options.address, options.port)),
+        there_(static_cast<size_t>(options.size)) {
     thread_ = quiet_thread([this] { loop(); });
   }
   ~Host() {
@@ -156,11 +159,11 @@ class Host {
 
   void loop() {
     for (;;) {
-      std::vector<pollfd> wait{{bell_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
+      std::vector<pollfd> wait{{quit_ ? -1 : bell_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
       for (const auto& c : connections_)
         wait.push_back({c->socket.fd(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});
-      poll(wait.data(), wait.size(), static_cast<int>(pulse(options_) * 500));
-      if (quit_) break;
+      poll(wait.data(), wait.size(), static_cast<int>(quit_ ? 10 : pulse(options_) * 500));
+      if (quit_ && may_leave()) break;
       const size_t known = connections_.size();
       if ((wait[1].revents & POLLIN) != 0) accept_all();
       for (size_t c = 0; c < known; ++c)
@@ -171,6 +174,15 @@ class Host {
     }
     for (const auto& c : connections_)
       if (c->rank > 0) c->out += frame(Say::kBye), flush(*c);
+  }
+
+  // What others ask for last, such as why a session was not opened, is still answered.
+  bool may_leave() {
+    const auto now = Clock::now();
+    if (!leaving_) leaving_ = now;
+    const bool alone =
+        std::none_of(connections_.begin(), connections_.end(), [](const auto& c) { return c->rank > 0; });
+    return alone || Seconds(now - *leaving_).count() > kFarewellSeconds;
   }
 
   void accept_all() {
@@ -212,7 +224,8 @@ class Host {
     c.in.bytes.erase(0, sizeof hello);
     std::string why;
     if (hello.size != static_cast<uint32_t>(options_.size))
-      why = fmt::format("rank {} says that there are {} ranks, rank 0 that there are {}", hello.rank, hello.size, options_.size);
+      why = fmt::format("rank {} says that there are {} ranks, rank 0 that there are {}", hello.rank, hello.size,
+                        options_.size);
     else if (hello.rank >= hello.size)
       why = fmt::format("there is no rank {} of {}", hello.rank, hello.size);
     else if (there_[hello.rank])
@@ -298,6 +311,7 @@ class Host {
   std::map<std::string, std::string> values_;
   std::map<int, std::string> lost_;
   Clock::time_point beat_ = Clock::now();
+  std::optional<Clock::time_point> leaving_;
   std::atomic<bool> quit_{false};
   std::thread thread_;
 };
@@ -325,7 +339,8 @@ class Meeting final : public Store {
   }
 
   void put(const std::string& key, std::string value) override {
-    if (key.empty() || key.size() + value.size() > kMostBytes) throw internal("'{}' is put with {} bytes", key, value.size());
+    if (key.empty() || key.size() + value.size() > kMostBytes)
+      throw internal("'{}' is put with {} bytes", key, value.size());
     if (!say(Say::kPut, 0, static_cast<uint32_t>(value.size()), key + value)) throw is_over();
   }
   std::string get(const std::string& key, double timeout_seconds) override {
@@ -346,10 +361,11 @@ class Meeting final : public Store {
  private:
   static Error is_over() { return error(Code::kUnavailable, "rank 0 has left the meeting of the ranks").at_rank(0); }
   [[noreturn]] void refused() const {
-    throw error(Code::kUnauthenticated,
-                "rank 0 at {}:{} did not let rank {} in: the token of the job (WHALE_JOB_TOKEN) is another one there, or "
-                "something else than libwhale listens",
-                options_.address, options_.port, options_.rank)
+    throw error(
+        Code::kUnauthenticated,
+        "rank 0 at {}:{} did not let rank {} in: the token of the job (WHALE_JOB_TOKEN) is another one there, or "
+        "something else than libwhale listens",
+        options_.address, options_.port, options_.rank)
         .at_rank(0);
   }
   void greet() {
@@ -360,7 +376,8 @@ class Meeting final : public Store {
       pollfd wait{socket_.fd(), POLLIN, 0};
       const double left = Seconds(end - Clock::now()).count();
       if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000) + 1) < 0)
-        throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port).at_rank(0);
+        throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port)
+            .at_rank(0);
       if (!in_.read(socket_.fd()) && in_.bytes.empty()) refused();
     }
     if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
@@ -390,7 +407,8 @@ class Meeting final : public Store {
       if (!open) return lose(0, "rank 0 is lost: its process has ended");
       const auto now = Clock::now();
       if (Seconds(now - heard).count() > options_.timeout_seconds)
-        return lose(0, fmt::format("rank 0 is lost: it has not been heard for {:.3g} seconds", options_.timeout_seconds));
+        return lose(0,
+                    fmt::format("rank 0 is lost: it has not been heard for {:.3g} seconds", options_.timeout_seconds));
       if (Seconds(now - said).count() >= pulse(options_)) said = now, say(Say::kHere);
     }
   }

@@ -16,13 +16,13 @@ namespace whale {
 
 struct MeetingOptions {
   int rank = 0, size = 1;
-  // Of rank 0, as all ranks reach it; rank 0 listens on it and nowhere else. Where it is this host's name, which the host
-  // itself takes for a loopback address, it listens on all.
+  // Of rank 0, as all ranks reach it; rank 0 listens on it and nowhere else. Where it is this host's name, which the
+  // host itself takes for a loopback address, it listens on all.
   std::string address = "127.0.0.1";
   uint16_t port = 0;
-  std::string token;             // of the job; empty: any process that reaches the port may join
-  double timeout_seconds = 30;   // of a rank that is silent, and of one that does not come
-  std::string self = {};         // who this is, for messages: "host 'a', process 17"
+  std::string token;            // of the job; empty: any process that reaches the port may join
+  double timeout_seconds = 30;  // of a rank that is silent, and of one that does not come
+  std::string self = {};        // who this is, for messages: "host 'a', process 17"
   std::function<void(int rank, const std::string& why)> lost;  // on a thread of the meeting's; once a rank
 };
 

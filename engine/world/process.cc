@@ -53,8 +53,8 @@ class Setting {
 const CourierEntry& courier_library(const std::string& folder) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hangup("UCX_DEBUG_SIGNO", "0"), hooks("UCX_MEM_EVENTS", "n"), log("UCX_LOG_LEVEL", "fatal"),
-      warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
+  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hangup("UCX_DEBUG_SIGNO", "0"), hooks("UCX_MEM_EVENTS", "n"),
+      log("UCX_LOG_LEVEL", "fatal"), warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
   return *static_cast<const CourierEntry*>(
       open_library(folder, "libwhale_ucx.so", WHALE_COURIER_SYMBOL, "library between processes",
                    "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
@@ -63,7 +63,12 @@ const CourierEntry& courier_library(const std::string& folder) {
 class ProcessWorlds final : public Worlds {
  public:
   explicit ProcessWorlds(const ProcessOptions& options) : rank_(options.rank), size_(options.size) {
-    MeetingOptions meeting{options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
+    MeetingOptions meeting{options.rank,
+                           options.size,
+                           options.address,
+                           options.port,
+                           options.token,
+                           options.timeout_seconds,
                            fmt::format("host '{}', process {}", host_name(), getpid()),
                            [this](int rank, const std::string& why) { lost(rank, why); }};
     store_ = meet(meeting);
@@ -95,7 +100,8 @@ class ProcessWorlds final : public Worlds {
       return store_->get(key, patience);
     } catch (const Error& e) {
       if (e.code() != Code::kDeadlineExceeded) throw;
-      throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size_, patience).at_rank(rank);
+      throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size_, patience)
+          .at_rank(rank);
     }
   }
   void lost(int rank, const std::string& why) {

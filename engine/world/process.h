@@ -17,8 +17,8 @@ struct ProcessOptions {
   std::string folder;  // where libwhale_ucx.so is
 };
 
-// Meets the others: waits until all are there. Throws what meet() does, and unavailable where letters cannot be carried.
-// One rank alone needs nobody.
+// Meets the others: waits until all are there. Throws what meet() does, and unavailable where letters cannot be
+// carried. One rank alone needs nobody.
 std::shared_ptr<Worlds> join_processes(const ProcessOptions& options);
 
 }  // namespace whale

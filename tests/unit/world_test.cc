@@ -237,7 +237,8 @@ int devices_for(std::string_view strategy) { return strategy.find('>') == strate
 namespace {
 
 // `wires(n)`: of n ranks, another set each time.
-void compare_collectives(uint64_t seed, int cases, const std::function<std::vector<std::shared_ptr<Wire>>(int)>& wires_of) {
+void compare_collectives(uint64_t seed, int cases,
+                         const std::function<std::vector<std::shared_ptr<Wire>>(int)>& wires_of) {
   Dice dice(seed);
   for (int i = 0; i < cases; ++i) {
     const auto members = static_cast<size_t>(dice.between(1, 6));

@@ -17,7 +17,7 @@ struct SessionArguments {
   bool no_bf16 = false;
   double loss_scale = 0;  // f16
   int64_t loss_scale_growth = 0;
-  int32_t ranks = 1;  // in this process, each with an engine of its own
+  int32_t ranks = 1;             // in this process, each with an engine of its own
   whale_world* world = nullptr;  // of this process, one of several; with one rank here
 };
 // Those of a session that is not of the plan.

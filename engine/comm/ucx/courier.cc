@@ -1,6 +1,6 @@
 // Letters as active messages of UCX, which chooses the way: shared memory inside a host, TCP or RDMA between hosts. One
-// worker; threads that send or wait use it in turn, and a thread of its own makes progress where none of them does, asleep
-// while nothing comes.
+// worker; threads that send or wait use it in turn, and a thread of its own makes progress where none of them does,
+// asleep while nothing comes.
 #include <poll.h>
 #include <ucp/api/ucp.h>
 

@@ -1,0 +1,77 @@
+"""The command line in several processes: what they print, save and load is one process's."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+from test_cli import WHALE, whale
+
+pytestmark = pytest.mark.skipif(not (pathlib.Path(WHALE).parents[2] / "capi" / "libwhale_ucx.so").exists(), reason="built without UCX")
+
+
+def launch(n, *arguments, code=0):
+    done = subprocess.run([WHALE, "launch", "-n", str(n), "--", WHALE, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "gpt.whale"
+    whale("model", "gpt", "--layers", 2, "--dim", 16, "--heads", 4, "--seq", 6, "--vocab", 25, "--batch", 12, "-o", path)
+    return path
+
+
+def losses(text):
+    return [json.loads(line)["loss"] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("strategy, n, devices", [("replica", 3, 3), ("replica(2) > split(2)", 2, 4), ("pipeline(3, micro_batches=3)", 3, 3)])
+def test_rank_0_prints_what_one_process_prints(model, strategy, n, devices):
+    alone = whale("run", model, "--strategy", strategy, "--devices", f"cpu:{devices}", "--steps", 4, "--json")
+    more = [] if n == devices else ["--devices", f"cpu:{devices}"]
+    assert losses(launch(n, "run", model, "--strategy", strategy, *more, "--steps", 4, "--json")) == losses(alone)
+
+
+def test_what_processes_save_others_load(model, tmp_path):
+    """Of two processes by three, by one, and back."""
+    uninterrupted = losses(whale("run", model, "--strategy", "replica", "--devices", "cpu:2", "--exact", "--accumulation", 6, "--steps", 8, "--json", "--seed", 3))
+    launch(2, "run", model, "--strategy", "replica", "--exact", "--accumulation", 6, "--zero", 1, "--steps", 2, "--json", "--seed", 3, "--save", tmp_path / "c")
+    went_on = losses(launch(3, "run", model, "--strategy", "replica", "--exact", "--accumulation", 6, "--steps", 2, "--json", "--load", tmp_path / "c", "--save", tmp_path / "d"))
+    went_on += losses(whale("run", model, "--steps", 2, "--exact", "--accumulation", 6, "--json", "--load", tmp_path / "d", "--save", tmp_path / "e"))
+    went_on += losses(launch(2, "run", model, "--strategy", "replica", "--exact", "--accumulation", 6, "--steps", 2, "--json", "--load", tmp_path / "e"))
+    assert went_on == uninterrupted[2:]
+
+
+def test_a_refusal_is_every_ranks_and_said_by_each(model):
+    told = launch(2, "run", model, "--strategy", "replica(5)", "--steps", 1, code=2)
+    assert told.count("replica(5)") >= 2
+    assert "one of several already" in launch(2, "run", model, "--ranks", 2, "--devices", "cpu:2", "--steps", 1, code=2)
+
+
+def test_processes_that_do_not_run_the_same_are_told_so(model):
+    script = f'exec {WHALE} run {model} --strategy replica --steps 1 --lr 0.$((RANK + 1)) --accumulation $((RANK + 1))'
+    done = subprocess.run([WHALE, "launch", "-n", "2", "--", "sh", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr.count("the ranks do not run the same: rank 0 has 'plan ") == 2
+
+
+def test_who_has_died_is_named_and_the_state_before_is_kept(model, tmp_path):
+    """Where the step cannot have been made, the others have it as it was. They cannot save it without the lost rank's parts."""
+    job = subprocess.Popen([WHALE, "launch", "-n", "3", "--", "sh", "-c", f'echo $RANK $$ >> {tmp_path}/pids; exec {WHALE} run {model} --strategy replica --steps 1000000 --json'],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(5):
+        json.loads(job.stdout.readline())
+    pids = dict(line.split() for line in (tmp_path / "pids").read_text().splitlines())
+    os.kill(int(pids["1"]), signal.SIGKILL)
+    began = time.time()
+    _, told = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGKILL and time.time() - began < 20
+    assert told.count(f"rank 1 (host '{os.uname().nodename}', process {pids['1']}) is lost: its process has ended") == 2
+    for pid in pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
