@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <ranges>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -65,14 +65,18 @@ class Glance {
 };
 
 // for (const ScheduleRow& row : watched(program.schedule)): every loop over as many elements as there are
-// micro-batches. The list, where it is no temporary, must outlive the loop.
-template <std::ranges::viewable_range List>
+// micro-batches. The list, where it is no temporary, must outlive the loop. No std::views: they are long to compile,
+// and clang 14 has none with libstdc++ 12.
+template <class List>
 class Watched {
+  List list_;  // a reference where the list is no temporary
+
  public:
-  explicit Watched(List&& list) : list_(std::views::all(std::forward<List>(list))) {}
+  explicit Watched(List&& list) : list_(std::forward<List>(list)) {}
+  template <class At>
   class Iterator {
    public:
-    explicit Iterator(std::ranges::iterator_t<std::views::all_t<List>> at) : at_(std::move(at)) {}
+    explicit Iterator(At at) : at_(std::move(at)) {}
     decltype(auto) operator*() const { return *at_; }
     Iterator& operator++() {
       glance_();
@@ -82,23 +86,34 @@ class Watched {
     bool operator==(const Iterator& other) const { return at_ == other.at_; }
 
    private:
-    std::ranges::iterator_t<std::views::all_t<List>> at_;
+    At at_;
     Glance glance_;
   };
-  Iterator begin() { return Iterator(list_.begin()); }
-  Iterator end() { return Iterator(list_.end()); }
-
- private:
-  std::views::all_t<List> list_;
+  auto begin() { return Iterator<decltype(std::begin(list_))>(std::begin(list_)); }
+  auto end() { return Iterator<decltype(std::end(list_))>(std::end(list_)); }
 };
-template <std::ranges::viewable_range List>
+template <class List>
 Watched<List> watched(List&& list) {
   return Watched<List>(std::forward<List>(list));
 }
 // The numbers from begin to end - 1.
 template <class Number>
 auto watched(Number begin, Number end) {
-  return watched(std::views::iota(begin, std::max(begin, end)));
+  struct At {
+    Number value;
+    Number operator*() const { return value; }
+    At& operator++() {
+      ++value;
+      return *this;
+    }
+    bool operator==(const At& other) const { return value == other.value; }
+  };
+  struct Numbers {
+    Number first, last;
+    At begin() const { return {first}; }
+    At end() const { return {last}; }
+  };
+  return watched(Numbers{begin, std::max(begin, end)});
 }
 
 // The outermost call of work that looks: what it returns; Stopped becomes its Error.

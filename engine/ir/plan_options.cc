@@ -98,7 +98,7 @@ PlanOptions options_of(const Attrs& attrs) {
   if (known == attrs.size()) return out;
   for (const auto& [name, value] : attrs) {
     bool found = false;
-    each_option(out, [&](const char* each, const auto&, int64_t) { found = found || name == each; });
+    each_option(out, [&, &asked = name](const char* each, const auto&, int64_t) { found = found || asked == each; });
     if (!found) throw invalid("option '{}' is unknown; a newer libwhale may know it", name);
   }
   return out;

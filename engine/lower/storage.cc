@@ -87,7 +87,9 @@ class Touches {
       all = aliases_of(graph_, *op);
       std::ranges::sort(all, {}, &Alias::output);
     }
-    return std::ranges::equal_range(all, static_cast<int>(output), {}, &Alias::output);
+    const int sought = static_cast<int>(output);
+    return {std::ranges::lower_bound(all, sought, {}, &Alias::output),
+            std::ranges::upper_bound(all, sought, {}, &Alias::output)};
   }
 
  private:
@@ -275,7 +277,7 @@ void share_between_sizes(Draft& draft) {
       if (storage.kind == BufferKind::kArena && kept[s] && variant[s] != kMixed) storages.push_back(s);
     }
     std::ranges::sort(storages);
-    storages.erase(std::ranges::unique(storages).begin(), storages.end());
+    storages.erase(std::unique(storages.begin(), storages.end()), storages.end());
     if (storages.size() < 2) continue;
     const size_t largest = *std::ranges::max_element(storages, {}, [&](size_t s) { return p.buffers[s].bytes; });
     for (const size_t s : storages) {

@@ -354,11 +354,11 @@ PlanInput read_input(Fields& f, const fb::PlanInput* t) {
   out.dtype = f.number<DType>(t->dtype(), "an input's dtype");
   out.dims = f.dims(t->dims(), out.dtype, "an input");
   out.batch_dim = batch_dim(f, t->batch_dim(), out.dims);
-  if (t->indices() != nullptr)
-    for (const fb::IndexRange* r : *t->indices()) {
-      f.spend(sizeof(IndexRange));
+  if (t->indices() != nullptr) {
+    f.structs(t->indices(), sizeof(IndexRange));
+    for (const fb::IndexRange* r : *t->indices())
       out.indices.push_back({r->limit(), r->ignores() ? std::optional(r->ignored()) : std::nullopt});
-    }
+  }
   if (!out.indices.empty() && out.dtype != DType::kI32 && out.dtype != DType::kI64)
     throw invalid("input '{}' is {} and an index; indices are i32 or i64", out.name, name_of(out.dtype));
   return out;
@@ -597,7 +597,7 @@ RowWaits read_row_waits(Fields& f, const fb::RowWaits* t) {
   return out;
 }
 
-Program read_program(Fields& f, const fb::Program* t, const Plan& plan, const Entry& entry) {
+Program read_program(Fields& f, const fb::Program* t, const Plan& plan) {
   Program out;
   const size_t buffers = t->buffers() != nullptr ? t->buffers()->size() : 0;
   out.buffers = read_all(f, t->buffers(), read_buffer, buffers);
@@ -679,7 +679,7 @@ Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
   out.batch = f.range(t->batch(), 0, kMaxTensorBytes, "an entry's batch");
   out.inputs = read_all(f, t->inputs(), read_input);
   out.outputs = read_all(f, t->outputs(), read_output, plan);
-  out.programs = read_all(f, t->programs(), read_program, plan, out);
+  out.programs = read_all(f, t->programs(), read_program, plan);
   out.rows = read_all(f, t->rows(), read_row, plan, out);
   const auto rows = rows_of_programs(out);
   for (size_t p = 0; p < rows.size(); ++p) check_placed_types(out.programs[p], rows[p]);

@@ -290,8 +290,9 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
     const ScheduleRow &before = p.schedule[r - 1], &now = p.schedule[r];
     const Kind kind{before.segment, before.version};
     if (!seen.emplace(kind, Kind{now.segment, now.version}, now.waits).second) continue;
-    const auto [uses, fresh] = of_rows.try_emplace(kind);
-    if (fresh) uses->second = uses_of(p, before);
+    const auto [known, fresh] = of_rows.try_emplace(kind);
+    auto& uses = known->second;
+    if (fresh) uses = uses_of(p, before);
     const Segment &earlier = p.segments[static_cast<size_t>(before.segment)],
                   &later = p.segments[static_cast<size_t>(now.segment)];
     CrossClock clock(of_segments[static_cast<size_t>(before.segment)].clock);
@@ -308,7 +309,7 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
         const Bytes mine = bytes_of_storage(p, b, now.version);
         for (size_t t = 0; t < kQueues; ++t) {
           if (t == static_cast<size_t>(i.queue)) continue;
-          const auto& list = uses->second[t];
+          const auto& list = uses[t];
           for (auto u = list.rbegin(); u != list.rend() && static_cast<int64_t>(u->by) > clock.now()[t]; ++u)
             if ((writes || u->writes) && mine.meets(u->bytes))
               c.fail(later, k,

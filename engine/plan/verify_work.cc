@@ -132,7 +132,8 @@ void check_micro_batches(const Plan& plan, const Entry& entry) {
     for (const DeviceRow& row : entry.rows)
       if (row.mesh == static_cast<int32_t>(m)) programs.insert(row.program);
     const auto less = [&](int32_t a, int32_t b) {
-      return of_program[static_cast<size_t>(a)] < of_program[static_cast<size_t>(b)];
+      const auto &x = of_program[static_cast<size_t>(a)], &y = of_program[static_cast<size_t>(b)];
+      return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end());
     };
     std::set<int32_t, decltype(less)> different(less);
     for (const int32_t p : watched(programs)) different.insert(p);

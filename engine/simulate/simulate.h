@@ -36,7 +36,7 @@ struct StepTimes {
   // Per device: those of one class do the same at the same time (what one sends to several of a class, it sends at
   // once).
   std::vector<int32_t> classes;
-  std::vector<Event> events;  // of the first device of each class
+  std::vector<Event> events = {};  // of the first device of each class
   double seconds = 0;
 };
 // Nothing where the classes together walk more than `most` instructions.

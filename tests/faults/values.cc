@@ -102,9 +102,9 @@ bool round_result(const Spot& s, Dice& dice) {
     Instruction i;
     i.name = s.at().name + ".rounded";
     i.queue = s.at().queue, i.scope = s.at().scope, i.phase = s.at().phase;
-    i.work = work::Kernel{.op = OpCode::k_cast,
-                          .attrs = {{"dtype", std::string(name_of(s.buffer(to).dtype))}},
-                          .samples = s.at().samples()};
+    auto& kernel = i.work.emplace<work::Kernel>();
+    kernel.op = OpCode::k_cast, kernel.samples = s.at().samples();
+    kernel.attrs["dtype"] = std::string(name_of(s.buffer(to).dtype));
     i.in = {from}, i.out = {to};
     return i;
   };

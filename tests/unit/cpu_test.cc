@@ -90,6 +90,9 @@ TEST_CASE("cpu conv and its gradients") {
       {{6, 8, 8, 4}, {8, 1, 1, 4}, {2, 2}, {}, {}, 1},  // strided points of less than a block of channels
       {{6, 8, 8, 1}, {20, 1, 1, 1}, {2, 2}, {}, {}, 1},
       {{4, 9, 9, 6}, {4, 1, 1, 3}, {3, 3}, {}, {}, 2},
+      // Enough for the threads of a gradient of the filter; again strided points of less than a block of channels.
+      {{4, 16, 16, 16}, {16, 3, 3, 16}, {}, {1, 1, 1, 1}, {}, 1},
+      {{16, 64, 64, 7}, {20, 1, 1, 7}, {2, 2}, {}, {}, 1},
       {{3, 20, 5}, {7, 4, 5}, {3}, {2, 1}, {}, 1},  // one spatial dimension
       {{1, 4, 5, 6, 3}, {4, 2, 3, 3, 3}, {1, 2, 1}, {1, 0, 1, 1, 1, 1}, {}, 1},
       {{1, 1, 1, 1}, {1, 1, 1, 1}, {}, {}, {}, 1},

@@ -26,13 +26,6 @@ std::string after(Plan plan, const std::function<void(Plan&, Entry&, Program&)>&
   damage(plan, plan.entries[0], plan.entries[0].programs[0]);
   return message_of([&] { verify(plan); });
 }
-Instruction& first(Program& p, const std::function<bool(const Instruction&)>& wanted) {
-  for (Segment& s : p.segments)
-    for (Instruction& i : s.instructions)
-      if (wanted(i)) return i;
-  FAIL("there is no such instruction");
-  return p.segments[0].instructions[0];
-}
 bool is_collective(const Instruction& i) { return i.kind() == InstructionKind::kCollective; }
 
 }  // namespace

@@ -62,6 +62,9 @@ std::unique_ptr<Kernel> zeros(const Operand& operand) {
 namespace {
 
 constexpr int64_t kChannelBlock = 8;
+// The threads of a gradient of a filter meet at barriers of oneDNN's own, which spin for a whole slice of the scheduler
+// when somebody else has the core of one: worth it for some 100 us of work, not for less.
+constexpr double kFewProducts = 0x1p20;
 
 bool empty(const Operand& operand) { return element_count(operand.dims) == 0; }
 
@@ -161,7 +164,9 @@ std::unique_ptr<Kernel> bind_grad_filter(const KernelSpec& spec, CpuDevice& devi
   // block of channels, and what comes out is anything.
   const bool races = !all_are(g.strides, 1) && all_are(Dims(dw.dims.begin() + 1, dw.dims.end() - 1), 1) &&
                      dw.dims.back() < kChannelBlock;
-  const ThreadCount threads(races ? 1 : omp_get_max_threads());
+  const double products = static_cast<double>(element_count(dy.dims)) * static_cast<double>(element_count(dw.dims)) /
+                          static_cast<double>(dy.dims.back());
+  const ThreadCount threads(races ? 1 : threads_for(device, products, kFewProducts));
   const dnnl::convolution_backward_weights::primitive_desc pd(
       dnnl::convolution_backward_weights::desc(dnnl::algorithm::convolution_direct, xd, any_filter(f, dw.dtype), dyd,
                                                g.strides, g.dilates, g.low, g.high),

@@ -32,9 +32,13 @@ __attribute__((target("avx,f16c"))) void narrow_fast(const float* from, uint16_t
                      _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   for (; i < n; ++i) to[i] = float_to_f16(from[i]);
 }
+// Asked once: in a virtual machine each look leaves it, and takes longer than to convert a small tensor.
 bool is_fast() {  // clang's builtin does not know f16c
-  unsigned a, b, c = 0, d;
-  return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  static const bool fast = [] {
+    unsigned a, b, c = 0, d;
+    return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  }();
+  return fast;
 }
 #else
 void widen_fast(const uint16_t*, float*, int64_t) {}
