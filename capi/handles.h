@@ -62,8 +62,10 @@ struct whale_plan {
 };
 
 struct whale_world {
-  explicit whale_world(std::shared_ptr<whale::Worlds> of) : worlds(std::move(of)) {}
+  explicit whale_world(std::shared_ptr<whale::Worlds> of, int64_t made_by = 0)
+      : worlds(std::move(of)), process(made_by) {}
   std::shared_ptr<whale::Worlds> worlds;
+  int64_t process;  // whose threads it has; 0: it has none
 };
 
 struct whale_event {

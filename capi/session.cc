@@ -254,6 +254,9 @@ void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* c
 
 SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, const whale_session_options& o) {
   SessionOptions out;
+  if (o.world != nullptr && o.world->process != 0 && o.world->process != static_cast<int64_t>(::getpid()))
+    throw error(Code::kFailedPrecondition,
+                "options.world belongs to the parent of this process: its threads did not survive fork()");
   if (o.world != nullptr) out.world = o.world->worlds->next();
   try {
     out.seed = o.seed;

@@ -1,6 +1,8 @@
 // Worlds: the ranks that run plans together.
 #include "world/world.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdlib>
 
@@ -73,7 +75,7 @@ whale_status* whale_world_create(whale_engine* engine, const whale_world_options
     ProcessOptions read = read_options(capi::options(options, whale_world_options WHALE_WORLD_OPTIONS_INIT, "options"));
     read.folder = need(engine, "engine").backends->folder();
     need(out, "out");
-    *out = new whale_world(join_processes(read));
+    *out = new whale_world(join_processes(read), read.size > 1 ? ::getpid() : 0);
   });
 }
 
@@ -90,4 +92,7 @@ whale_status* whale_world_device_rank(const whale_world* world, const whale_plan
   });
 }
 
-void whale_world_release(whale_world* world) { delete world; }
+void whale_world_release(whale_world* world) {
+  // After fork() the child has none of its threads, which its end would wait for.
+  if (world != nullptr && (world->process == 0 || world->process == static_cast<int64_t>(::getpid()))) delete world;
+}

@@ -408,7 +408,7 @@ void Post::arrived(const Ticket& letter) noexcept {
   auto& desk = *static_cast<Desk*>(letter.owner.get());
   try {
     desk.add(notice_in(parcel->head, {parcel->bytes.data(), parcel->bytes.size()}));
-  } catch (const std::bad_alloc&) {  // that it ends is what counts
+  } catch (const std::bad_alloc&) {  // that the run ends is what counts, not why
     desk.add(notice_in(parcel->head, {}));
   }
   const std::lock_guard lock(desk.channels_mutex);
@@ -425,13 +425,16 @@ void Post::sent(const Ticket& letter) noexcept {
 }
 
 void Post::lost(int rank, const std::string& why) noexcept {
-  std::vector<std::shared_ptr<Desk>> desks;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!lost_.emplace(rank, why).second) return;
-    for (const auto& [session, desk] : desks_) desks.push_back(desk);
+  try {
+    std::vector<std::shared_ptr<Desk>> desks;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!lost_.emplace(rank, why).second) return;
+      for (const auto& [session, desk] : desks_) desks.push_back(desk);
+    }
+    for (const auto& desk : desks) desk->rank_is_gone(rank, why);
+  } catch (const std::bad_alloc&) {  // what waits for that rank then waits until it is cancelled
   }
-  for (const auto& desk : desks) desk->rank_is_gone(rank, why);
 }
 
 void Post::give_up(int rank, const std::string& why) noexcept {

@@ -153,12 +153,49 @@ DType one_type(const CollectiveSpec& spec) {
   return spec.in[0].dtype;
 }
 
+class Both final : public Collective {
+ public:
+  Both(std::unique_ptr<Collective> first, std::unique_ptr<Collective> second)
+      : first_(std::move(first)), second_(std::move(second)) {}
+  bool run(Lookout* lookout) override { return first_->run(lookout) && second_->run(lookout); }
+
+ private:
+  std::unique_ptr<Collective> first_, second_;
+};
+
+// Bytes [begin, end) of dense tensors that lie one behind the other.
+std::vector<Strided> stretch(const std::vector<Strided>& tensors, size_t begin, size_t end) {
+  std::vector<Strided> out;
+  size_t at = 0;  // of the tensor
+  for (const Strided& t : tensors) {
+    const size_t from = std::clamp(begin, at, at + t.run), to = std::clamp(end, at, at + t.run);
+    if (from < to) out.push_back({t.data, from - at, to - from, 0, 1});
+    at += t.run;
+  }
+  return out;
+}
+
+// A small bucket goes whole from each to each. Of a large one every member combines a slice, which then goes to all:
+// two messages, of 2 / members of the bytes. An element is combined in the same order both ways.
 std::unique_ptr<Collective> all_reduce(const Seat& seat, const CollectiveSpec& spec) {
   if (spec.in.empty() || seat.size() == 1) return std::make_unique<Gone>();
   std::vector<Strided> bucket;
   for (const Operand& x : spec.in) bucket.push_back(dense(x));
-  const Pieces all(seat.size(), bucket);
-  return std::make_unique<Reduce>(seat, spec.combine, one_type(spec), all, all);
+  const DType dtype = one_type(spec);
+  const size_t n = seat.size(), bytes = bytes_of(bucket), element = static_cast<size_t>(size_of(dtype));
+  if (bytes <= static_cast<size_t>(kSmallBytes)) {
+    const Pieces all(n, bucket);
+    return std::make_unique<Reduce>(seat, spec.combine, dtype, all, all);
+  }
+  Pieces slices(n);
+  for (size_t m = 0; m < n; ++m)
+    slices[m] = stretch(bucket, bytes / element * m / n * element, bytes / element * (m + 1) / n * element);
+  const std::vector<Strided> mine = slices[seat.rank];
+  auto reduce = std::make_unique<Reduce>(seat, spec.combine, dtype, slices, Pieces(n, mine));
+  Pieces sends(n, mine);
+  sends[seat.rank].clear(), slices[seat.rank].clear();  // it is there
+  return std::make_unique<Both>(std::move(reduce),
+                                std::make_unique<Exchange>(seat, std::move(sends), std::move(slices)));
 }
 
 void check_operands(const CollectiveSpec& spec, const char* what) {

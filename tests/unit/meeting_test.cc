@@ -152,8 +152,8 @@ TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all oth
   const uint16_t port = free_port();
   Heard heard[2];
   std::shared_ptr<Store> first, second;
-  std::thread other([&] { second = meet(heard[1].options(1, 4, port, 2)); });
-  first = meet(heard[0].options(0, 4, port, 2));
+  std::thread other([&] { second = meet(heard[1].options(1, 4, port, 4)); });
+  first = meet(heard[0].options(0, 4, port, 4));
   other.join();
   std::atomic<bool> ended{false};
   std::string why;
@@ -175,7 +175,7 @@ TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all oth
   const std::string bytes = hello("secret", 3, 4);
   write_all(silent.fd(), bytes.data(), bytes.size(), 5);
   CHECK(is_cut_off(silent));
-  CHECK(heard[1].heard(1) == std::pair<int, std::string>{3, "rank 3 is lost: it has not been heard for 2 seconds"});
+  CHECK(heard[1].heard(1) == std::pair<int, std::string>{3, "rank 3 is lost: it has not been heard for 4 seconds"});
 }
 
 TEST_CASE("where rank 0 ends, the others know") {

@@ -82,7 +82,9 @@ Case random_case(size_t members, Dice& dice) {
           ? static_cast<size_t>(dice.between(1, 3))
           : 1;
   for (size_t i = 0; i < operands; ++i) {
-    Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, 40)};
+    // Of an all-reduce also those that are cut into slices.
+    const int64_t longest = c.spec.op == OpCode::k_all_reduce && dice.coin() ? 3000 : 40;
+    Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, longest)};
     whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * extent * sub_axis.inner;
     const std::vector<Interval> cuts = random_cuts(members, extent, dice);
     SubAxis to{1 - sub_axis.dim, 1, dice.between(1, 2)};

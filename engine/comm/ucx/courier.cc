@@ -23,6 +23,7 @@ namespace {
 
 constexpr unsigned kLetter = 1;              // of UCX's active messages
 constexpr uint64_t kMostBytes = 1ull << 40;  // of a body: what is longer is garbage
+constexpr int kTurns = 64;                   // of progress, before others have theirs
 constexpr auto kFarewell = std::chrono::seconds(5);
 // While letters are on the way out, some ways need to be looked at, and do not say so.
 constexpr int kBusyMilliseconds = 1, kIdleMilliseconds = 100;
@@ -59,6 +60,7 @@ class UcxCourier final : public Courier {
       try {
         address = options_.address_of(to);
       } catch (const Error& e) {
+        const std::lock_guard lock(mutex_);
         return lose(to, e.message());
       }
     }
@@ -298,10 +300,9 @@ class UcxCourier final : public Courier {
     receiver_.lost(rank, why);
   }
 
-  bool progress() {
-    bool any = false;
-    while (ucp_worker_progress(worker_) != 0) any = true;
-    return any;
+  void progress() {
+    for (int turn = 0; turn < kTurns && ucp_worker_progress(worker_) != 0; ++turn) {
+    }
   }
 
   void loop() {

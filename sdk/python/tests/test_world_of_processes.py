@@ -137,7 +137,7 @@ print("alone", np.isfinite(alone.step(x=np.ones((8, 4), np.float32), y=np.zeros(
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_is_stopped_is_named_by_all_others(victim, how):
     port = free_port()
-    processes = [start(SURVIVOR, r, 3, port, WHALE_TIMEOUT=2) for r in range(3)]
+    processes = [start(SURVIVOR, r, 3, port, WHALE_TIMEOUT=6) for r in range(3)]
     for process in processes:
         assert process.stdout.readline() == "ready\n", process.communicate()[1]
     time.sleep(0.2)
@@ -150,8 +150,8 @@ def test_a_process_that_dies_or_is_stopped_is_named_by_all_others(victim, how):
         assert code == 0, err
         first, again, alone = out.splitlines()
         assert first.startswith(f"Unavailable {victim} rank {victim}"), first
-        assert ("its process has ended" if how == signal.SIGKILL else "it has not been heard for 2 seconds") in first
-        assert float(first.split()[-1]) - when < (5 if how == signal.SIGKILL else 10)  # a busy machine; bounds are measured by tools/bench
+        assert ("its process has ended" if how == signal.SIGKILL else "it has not been heard for 6 seconds") in first
+        assert float(first.split()[-1]) - when < (6 if how == signal.SIGKILL else 20)  # a busy machine; bounds are measured by tools/bench
         assert again in (f"again Unavailable {victim}", "again FailedPrecondition -1"), again  # the session ends where the update may have been made
         assert alone == "alone True"
 
@@ -169,6 +169,27 @@ for i in range(30):
     if i == 4:
         before = threads_and_files()
 assert threads_and_files() == before, (before, threads_and_files())
+"""
+    port = free_port()
+    for out, err, code in ends([start(program, r, 2, port) for r in range(2)]):
+        assert code == 0, err
+
+
+def test_a_child_of_a_process_has_no_world_and_harms_none():
+    program = PROGRAM + """
+import os
+step(0)
+child = os.fork()
+if child == 0:
+    try:
+        wh.plan(g, world=world).start()
+    except wh.FailedPrecondition as error:
+        assert "did not survive fork" in str(error)
+        del world
+        os._exit(7)
+    os._exit(8)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+step(1)
 """
     port = free_port()
     for out, err, code in ends([start(program, r, 2, port) for r in range(2)]):
