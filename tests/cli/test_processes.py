@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import time
@@ -28,6 +29,14 @@ def model(tmp_path_factory):
 
 def losses(text):
     return [json.loads(line)["loss"] for line in text.splitlines()]
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")
+def test_under_mpirun_they_find_each_other(model):
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", WHALE, "run", str(model), "--strategy", "replica", "--steps", "4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "WHALE_JOB_TOKEN": "secret"})
+    assert done.returncode == 0, done.stderr
+    assert losses(done.stdout) == losses(whale("run", model, "--strategy", "replica", "--devices", "cpu:3", "--steps", 4, "--json"))
 
 
 @pytest.mark.parametrize("strategy, n, devices", [("replica", 3, 3), ("replica(2) > split(2)", 2, 4), ("pipeline(3, micro_batches=3)", 3, 3)])
