@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 from test_cli import WHALE, whale
@@ -77,9 +76,8 @@ def test_who_has_died_is_named_and_the_state_before_is_kept(model, tmp_path):
         json.loads(job.stdout.readline())
     pids = dict(line.split() for line in (tmp_path / "pids").read_text().splitlines())
     os.kill(int(pids["1"]), signal.SIGKILL)
-    began = time.time()
     _, told = job.communicate(timeout=60)
-    assert job.returncode == 128 + signal.SIGKILL and time.time() - began < 20
+    assert job.returncode == 128 + signal.SIGKILL
     assert told.count(f"rank 1 (host '{os.uname().nodename}', process {pids['1']}) is lost: its process has ended") == 2
     for pid in pids.values():
         with pytest.raises(ProcessLookupError):
