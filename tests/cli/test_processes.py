@@ -82,3 +82,16 @@ def test_who_has_died_is_named_and_the_state_before_is_kept(model, tmp_path):
     for pid in pids.values():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_interrupted_processes_save_the_state_of_one_step(model, tmp_path, after):
+    """Whichever of them hears of it first, or is in a step that the others do not begin."""
+    job = subprocess.Popen([WHALE, "launch", "-n", "3", "--", WHALE, "run", model, "--strategy", "replica", "--steps", "1000000", "--json", "--save", tmp_path / "c"],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(3 + after):
+        job.stdout.readline()
+    job.send_signal(signal.SIGINT)
+    _, told = job.communicate(timeout=120)
+    assert job.returncode in (130, 2), told
+    assert "every checksum is right" in whale("inspect", tmp_path / "c") and "by 3 ranks" in whale("inspect", tmp_path / "c"), told

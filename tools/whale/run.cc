@@ -216,7 +216,14 @@ void add_run(CLI::App& app, int& exit_code) {
       }
     }
     const bool whole = i > state->steps;
-    if (!state->save.empty()) runner.save(state->save);
+    try {
+      if (!state->save.empty()) runner.save(state->save);
+    } catch (const Failure&) {
+      // A process that has not heard of the interruption yet began a step instead, which ended with this; now it saves
+      // too.
+      if (interruption.number() == 0 || state->session.world == nullptr) throw;
+      runner.save(state->save);
+    }
     if (skipped > 0)
       std::fprintf(stderr,
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "
