@@ -332,8 +332,8 @@ class Post::Line final : public Wire {
   const std::shared_ptr<Desk> desk_;
 };
 
-std::shared_ptr<Post> Post::open(const MakeCourier& make) {
-  std::shared_ptr<Post> post(new Post);
+std::shared_ptr<Post> Post::open(int size, const MakeCourier& make) {
+  std::shared_ptr<Post> post(new Post(size));
   post->courier_ = make(*post);
   return post;
 }
@@ -444,7 +444,7 @@ void Post::give_up(int rank, const std::string& why) noexcept {
 
 std::vector<std::shared_ptr<Wire>> make_inproc_wires(int ranks) {
   std::vector<std::shared_ptr<Wire>> wires;
-  for (const MakeCourier& make : make_inproc_couriers(ranks)) wires.push_back(Post::open(make)->next_wire());
+  for (const MakeCourier& make : make_inproc_couriers(ranks)) wires.push_back(Post::open(ranks, make)->next_wire());
   return wires;
 }
 

@@ -14,13 +14,13 @@ namespace whale {
 // Of one rank. Thread-safe.
 class Post final : public Courier::Receiver, public std::enable_shared_from_this<Post> {
  public:
-  static std::shared_ptr<Post> open(const MakeCourier& make);
+  static std::shared_ptr<Post> open(int size, const MakeCourier& make);
   Post(const Post&) = delete;
   Post& operator=(const Post&) = delete;
   ~Post() override;
 
   int rank() const { return courier_->rank(); }
-  int size() const { return courier_->size(); }
+  int size() const { return size_; }
   // This rank's wire of its n-th session, from 0: in order, each once. What came for it before is there. Its end closes
   // the session, and what comes after is dropped.
   std::shared_ptr<Wire> next_wire();
@@ -34,7 +34,7 @@ class Post final : public Courier::Receiver, public std::enable_shared_from_this
   class Inbox;
   using Ticket = Courier::Ticket;
 
-  Post() = default;
+  explicit Post(int size) : size_(size) {}
   std::shared_ptr<Desk> desk_of(uint64_t session);  // null: it is closed
   void send(const Desk& desk, int to, LetterHead head, const void* body, size_t bytes, const Ticket& ticket);
   Ticket accept(const LetterHead& head, size_t bytes, char*& body) override;
@@ -42,6 +42,7 @@ class Post final : public Courier::Receiver, public std::enable_shared_from_this
   void sent(const Ticket& letter) noexcept override;
   void lost(int rank, const std::string& why) noexcept override;
 
+  const int size_;  // ranks; the first letters may come before the courier is at hand
   std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Desk>> desks_;  // by session: open, or not yet
   uint64_t opened_ = 0;                              // sessions so far

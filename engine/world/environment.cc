@@ -70,6 +70,10 @@ LaunchEnvironment of_torchrun(const GetVariable& get) {
   std::tie(e.rank, e.size) = variables.pair("RANK", "WORLD_SIZE");
   e.address = variables.text("MASTER_ADDR");
   e.port = variables.port();
+  // torchrun listens at that port itself, for a store that its workers are to share.
+  if (variables.has("TORCHELASTIC_USE_AGENT_STORE") && variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    e.port = port_of(fmt::format("torchrun {} {}", e.port,
+                                 variables.has("TORCHELASTIC_RUN_ID") ? variables.text("TORCHELASTIC_RUN_ID") : ""));
   e.token = variables.token();
   if (variables.has("LOCAL_WORLD_SIZE")) {
     std::tie(e.local_rank, e.local_size) =

@@ -29,8 +29,9 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr char kMagic[8] = {'w', 'h', 'a', 'l', 'e', ' ', 'm', '1'};
 constexpr size_t kTokenBytes = 64;
-constexpr uint32_t kMostBytes = 16u << 20;  // of a frame
-constexpr size_t kMostStrangers = 64;       // connections that have not said the token yet
+constexpr uint32_t kMostBytes = 16u << 20;               // of a frame
+constexpr size_t kMostAtOnce = kMostBytes + (1u << 20);  // that is read before it is looked at
+constexpr size_t kMostStrangers = 64;                    // connections that have not said the token yet
 constexpr double kStrangerSeconds = 5;
 constexpr double kFarewellSeconds = 2;  // that rank 0 stays for those who have not left
 
@@ -41,7 +42,7 @@ struct Hello {
   uint32_t rank = 0, size = 0;
 };
 
-enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kValue, kLost };
+enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kLater, kValue, kAbsent, kLost };
 
 // A frame is a length, a Say, two numbers, and a text; of kPut the text is the key and, `b` bytes behind it, the value.
 struct FrameHead {
@@ -62,14 +63,14 @@ std::string frame(Say say, uint32_t a = 0, uint32_t b = 0, std::string_view text
 // Bytes that came, cut into frames.
 struct Incoming {
   std::string bytes;
-  // False: the connection has ended, or sends what is no frame.
-  bool read(int fd) {
+  // What is there, of at most so many bytes in all. False: the connection has ended.
+  bool read(int fd, size_t most) {
     char some[16384];
     for (;;) {
-      const ssize_t n = recv(fd, some, sizeof some, MSG_DONTWAIT);
+      if (bytes.size() >= most) return true;
+      const ssize_t n = recv(fd, some, std::min(sizeof some, most - bytes.size()), MSG_DONTWAIT);
       if (n > 0) {
         bytes.append(some, static_cast<size_t>(n));
-        if (static_cast<size_t>(n) < sizeof some) return true;
         continue;
       }
       if (n < 0 && errno == EINTR) continue;
@@ -80,7 +81,8 @@ struct Incoming {
   bool next(FrameHead& head, std::string& text) {
     if (bytes.size() < sizeof head) return false;
     std::memcpy(&head, bytes.data(), sizeof head);
-    if (head.bytes > kMostBytes || head.say > Say::kLost || head.b > head.bytes) throw invalid("no frame of a meeting");
+    if (head.bytes > kMostBytes || head.say > Say::kLost || (head.say == Say::kPut && head.b > head.bytes))
+      throw invalid("no frame of a meeting");
     if (bytes.size() < sizeof head + head.bytes) return false;
     text = bytes.substr(sizeof head, head.bytes);
     bytes.erase(0, sizeof head + head.bytes);
@@ -130,13 +132,19 @@ std::thread quiet_thread(Body body) {
 // How often one says that it is here.
 double pulse(const MeetingOptions& o) { return std::min(1.0, o.timeout_seconds / 4); }
 
+// A wait of half a pulse took half of the time that others are given: this process, or its host, stood still.
+bool was_stopped(Clock::time_point before, const MeetingOptions& o) {
+  return Seconds(Clock::now() - before).count() > o.timeout_seconds / 2;
+}
+
 // The listener, on rank 0: one thread.
 class Host {
  public:
   explicit Host(const MeetingOptions& options)
       : options_(options),
         listener_(listen_on(options.address, options.port)),
-        there_(static_cast<size_t>(options.size)) {
+        there_(static_cast<size_t>(options.size)),
+        left_(there_) {
     thread_ = quiet_thread([this] { loop(); });
   }
   ~Host() {
@@ -146,6 +154,10 @@ class Host {
   }
 
  private:
+  struct Question {
+    uint32_t id;
+    int from;  // the rank that puts it
+  };
   struct Connection {
     Socket socket;
     Incoming in;
@@ -154,7 +166,7 @@ class Host {
     bool left = false, cut = false;
     Clock::time_point last = Clock::now();
     std::string self;
-    std::map<std::string, std::vector<uint32_t>> asked = {};  // keys that are not there yet
+    std::map<std::string, std::vector<Question>> asked = {};  // keys that are not there yet
   };
 
   void loop() {
@@ -162,7 +174,10 @@ class Host {
       std::vector<pollfd> wait{{quit_ ? -1 : bell_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
       for (const auto& c : connections_)
         wait.push_back({c->socket.fd(), static_cast<short>(POLLIN | (c->out.empty() ? 0 : POLLOUT)), 0});
+      const auto before = Clock::now();
       poll(wait.data(), wait.size(), static_cast<int>(quit_ ? 10 : pulse(options_) * 500));
+      if (was_stopped(before, options_))
+        for (const auto& c : connections_) c->last = Clock::now();
       if (quit_ && may_leave()) break;
       const size_t known = connections_.size();
       if ((wait[1].revents & POLLIN) != 0) accept_all();
@@ -188,6 +203,8 @@ class Host {
   void accept_all() {
     for (;;) {
       Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // others go on
       if (!socket) return;
       const auto is_stranger = [](const auto& c) { return c->rank < 0 && !c->cut; };
       if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_stranger)) >= kMostStrangers)
@@ -198,7 +215,7 @@ class Host {
   }
 
   void serve(Connection& c) {
-    const bool open = c.in.read(c.socket.fd());
+    const bool open = c.in.read(c.socket.fd(), c.rank < 0 ? sizeof(Hello) : kMostAtOnce);
     try {
       if (c.rank < 0) greet(c);
       FrameHead head;
@@ -206,7 +223,6 @@ class Host {
     } catch (const Error&) {
       c.cut = true;
     }
-    if (c.rank < 0 && c.in.bytes.size() > sizeof(Hello)) c.cut = true;
     if (!open) c.cut = true;
     if (c.cut && c.rank >= 0 && !c.left) tell_lost(c, "its process has ended");
   }
@@ -228,6 +244,8 @@ class Host {
                         options_.size);
     else if (hello.rank >= hello.size)
       why = fmt::format("there is no rank {} of {}", hello.rank, hello.size);
+    else if (there_[hello.rank] && (quit_ || left_[hello.rank]))
+      return later(c);  // one of the next meeting, at this address
     else if (there_[hello.rank])
       why = fmt::format("another process is rank {} already", hello.rank);
     if (!why.empty()) {
@@ -243,6 +261,23 @@ class Host {
     for (const auto& [rank, text] : lost_) c.out += frame(Say::kLost, static_cast<uint32_t>(rank), 0, text);
   }
 
+  // It puts nothing any more.
+  void leaves(int rank) {
+    left_[static_cast<size_t>(rank)] = true;
+    for (const auto& c : connections_)
+      for (auto& [key, questions] : c->asked)
+        std::erase_if(questions, [&](const Question& q) {
+          if (q.from == rank) c->out += frame(Say::kAbsent, q.id);
+          return q.from == rank;
+        });
+  }
+
+  static void later(Connection& c) {
+    c.out += frame(Say::kLater);
+    flush(c);
+    c.cut = true;
+  }
+
   void hear(Connection& c, const FrameHead& head, const std::string& text) {
     c.last = Clock::now();
     switch (head.say) {
@@ -255,7 +290,7 @@ class Host {
         std::string& value = values_[key] = text.substr(key.size());
         for (const auto& other : connections_)
           if (const auto asked = other->asked.find(key); asked != other->asked.end()) {
-            for (const uint32_t id : asked->second) other->out += frame(Say::kValue, id, 0, value);
+            for (const Question& q : asked->second) other->out += frame(Say::kValue, q.id, 0, value);
             other->asked.erase(asked);
           }
         break;
@@ -263,10 +298,15 @@ class Host {
       case Say::kGet:
         if (const auto at = values_.find(text); at != values_.end())
           c.out += frame(Say::kValue, head.a, 0, at->second);
+        else if (head.b < left_.size() && left_[head.b])
+          c.out += frame(Say::kAbsent, head.a);
         else
-          c.asked[text].push_back(head.a);
+          c.asked[text].push_back({head.a, static_cast<int>(head.b)});
         break;
-      case Say::kBye: c.left = c.cut = true; break;
+      case Say::kBye:
+        c.left = c.cut = true;
+        leaves(c.rank);
+        break;
       case Say::kHere: break;
       default: c.cut = true;
     }
@@ -291,8 +331,9 @@ class Host {
     const std::string who = lost.self.empty() ? std::string() : " (" + lost.self + ")";
     const std::string why = fmt::format("rank {}{} is lost: {}", lost.rank, who, what);
     lost_[lost.rank] = why;
-    for (const auto& c : connections_)
-      if (c.get() != &lost && c->rank >= 0) c->out += frame(Say::kLost, static_cast<uint32_t>(lost.rank), 0, why);
+    for (const auto& c : connections_)  // itself too: it may only have been stopped
+      if (c->rank >= 0) c->out += frame(Say::kLost, static_cast<uint32_t>(lost.rank), 0, why);
+    leaves(lost.rank);
   }
 
   static void flush(Connection& c) {
@@ -306,7 +347,7 @@ class Host {
   const MeetingOptions options_;
   Bell bell_;
   Socket listener_;
-  std::vector<bool> there_;  // ranks
+  std::vector<bool> there_, left_;  // ranks
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::string, std::string> values_;
   std::map<int, std::string> lost_;
@@ -320,13 +361,17 @@ class Meeting final : public Store {
  public:
   explicit Meeting(const MeetingOptions& options) : options_(options) {
     if (options.rank == 0) host_ = std::make_unique<Host>(options);
-    socket_ = connect_to(options.address, options.port, options.timeout_seconds);
     Hello hello;
     std::memcpy(hello.magic, kMagic, sizeof kMagic);
     options.token.copy(hello.token, kTokenBytes);
     hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
-    if (!write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds)) refused();
-    greet();
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(options.timeout_seconds));
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
+      socket_ = connect_to(options.address, options.port, options.timeout_seconds);
+      in_ = {};
+      if (!write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds)) refused();
+      if (greet(end)) break;  // else those who met there before have not all left
+    }
     say(Say::kPut, 0, static_cast<uint32_t>(options.self.size()), options.self);  // without a key
     thread_ = quiet_thread([this] { loop(); });
   }
@@ -343,18 +388,21 @@ class Meeting final : public Store {
       throw internal("'{}' is put with {} bytes", key, value.size());
     if (!say(Say::kPut, 0, static_cast<uint32_t>(value.size()), key + value)) throw is_over();
   }
-  std::string get(const std::string& key, double timeout_seconds) override {
+  std::string get(const std::string& key, int from, double timeout_seconds) override {
     std::unique_lock lock(mutex_);
     const uint32_t id = asked_++;
     lock.unlock();
-    if (!say(Say::kGet, id, 0, key)) throw is_over();
+    if (!say(Say::kGet, id, static_cast<uint32_t>(from), key)) throw is_over();
     lock.lock();
-    const bool came = changed_.wait_for(lock, Seconds(timeout_seconds),
-                                        [&] { return values_.contains(id) || over_ || !lost_.empty(); });
-    if (auto node = values_.extract(id)) return std::move(node.mapped());
+    changed_.wait_for(lock, Seconds(timeout_seconds), [&] { return answers_.contains(id) || over_; });
+    if (auto node = answers_.extract(id)) {
+      if (node.mapped()) return std::move(*node.mapped());
+      if (const auto lost = lost_.find(from); lost != lost_.end())
+        throw error(Code::kUnavailable, "{}", lost->second).at_rank(from);
+      throw error(Code::kUnavailable, "rank {} has left the meeting of the ranks", from).at_rank(from);
+    }
     if (!lost_.empty()) throw error(Code::kUnavailable, "{}", lost_.begin()->second).at_rank(lost_.begin()->first);
     if (over_) throw is_over();
-    (void)came;
     throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
   }
 
@@ -368,20 +416,30 @@ class Meeting final : public Store {
         options_.address, options_.port, options_.rank)
         .at_rank(0);
   }
-  void greet() {
-    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(options_.timeout_seconds));
+  // False: it may let this rank in later.
+  bool greet(Clock::time_point end) {
     FrameHead head;
     std::string text;
-    while (!in_.next(head, text)) {
+    while (!is_frame(head, text)) {
       pollfd wait{socket_.fd(), POLLIN, 0};
       const double left = Seconds(end - Clock::now()).count();
       if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000) + 1) < 0)
         throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port)
             .at_rank(0);
-      if (!in_.read(socket_.fd()) && in_.bytes.empty()) refused();
+      const size_t before = in_.bytes.size();
+      if (!in_.read(socket_.fd(), kMostAtOnce) && in_.bytes.size() == before) refused();
     }
+    if (head.say == Say::kLater && Clock::now() < end) return false;
     if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
     if (head.say != Say::kWelcome) refused();
+    return true;
+  }
+  bool is_frame(FrameHead& head, std::string& text) {
+    try {
+      return in_.next(head, text);
+    } catch (const Error&) {  // something else listens there
+      refused();
+    }
   }
   bool say(Say what, uint32_t a = 0, uint32_t b = 0, std::string_view text = {}) {
     const std::string bytes = frame(what, a, b, text);
@@ -390,13 +448,15 @@ class Meeting final : public Store {
   }
 
   void loop() {
-    auto said = Clock::now(), heard = Clock::now();
+    auto said = Clock::now(), heard = said, before = said;
     while (!quit_) {
       pollfd wait[] = {{bell_.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
       poll(wait, 2, static_cast<int>(pulse(options_) * 500));
       if (quit_) return;
+      // Who was stopped itself has not listened either.
+      if (was_stopped(std::exchange(before, Clock::now()), options_)) heard = before;
       bool open = true;
-      if (wait[1].revents != 0) heard = Clock::now(), open = in_.read(socket_.fd());
+      if (wait[1].revents != 0) heard = before, open = in_.read(socket_.fd(), kMostAtOnce);
       try {
         FrameHead head;
         for (std::string text; in_.next(head, text);) hear(head, text);
@@ -417,10 +477,12 @@ class Meeting final : public Store {
     return over_;
   }
   void hear(const FrameHead& head, const std::string& text) {
-    if (head.say == Say::kLost) return lose(static_cast<int>(head.a), text);
+    const bool cut_off = head.say == Say::kLost && head.a == static_cast<uint32_t>(options_.rank);
+    if (head.say == Say::kLost) lose(static_cast<int>(head.a), text);
     const std::lock_guard lock(mutex_);
-    if (head.say == Say::kValue) values_[head.a] = text;
-    if (head.say == Say::kBye) over_ = true;
+    if (head.say == Say::kValue) answers_[head.a] = text;
+    if (head.say == Say::kAbsent) answers_[head.a] = std::nullopt;
+    if (head.say == Say::kBye || cut_off) over_ = true;
     changed_.notify_all();
   }
   void lose(int rank, const std::string& why) {
@@ -441,7 +503,7 @@ class Meeting final : public Store {
   std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t asked_ = 0;
-  std::map<uint32_t, std::string> values_;  // that came, by question
+  std::map<uint32_t, std::optional<std::string>> answers_;  // by question; none: it will not come
   std::map<int, std::string> lost_;
   bool over_ = false;
   std::atomic<bool> quit_{false};

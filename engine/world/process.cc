@@ -60,30 +60,58 @@ const CourierEntry& courier_library(const std::string& folder) {
                    "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
 }
 
+std::string key(const char* what, int rank) { return fmt::format("{} {}", what, rank); }
+
+// Who tells the post of ranks that are lost, whichever of the two is there first, or longer.
+struct News {
+  std::mutex mutex;
+  std::vector<std::pair<int, std::string>> early;
+  std::weak_ptr<Post> post;
+
+  void lost(int rank, const std::string& why) {
+    std::shared_ptr<Post> to;
+    {
+      const std::lock_guard lock(mutex);
+      to = post.lock();
+      if (!to) early.emplace_back(rank, why);
+    }
+    if (to) to->give_up(rank, why);
+  }
+  void opened(const std::shared_ptr<Post>& opened) {
+    const std::lock_guard lock(mutex);
+    post = opened;
+    for (const auto& [rank, why] : early) opened->give_up(rank, why);
+  }
+};
+
+// Sessions keep the store and their wire, and those the post, for longer than this.
 class ProcessWorlds final : public Worlds {
  public:
   explicit ProcessWorlds(const ProcessOptions& options) : rank_(options.rank), size_(options.size) {
-    MeetingOptions meeting{options.rank,
-                           options.size,
-                           options.address,
-                           options.port,
-                           options.token,
-                           options.timeout_seconds,
-                           fmt::format("host '{}', process {}", host_name(), getpid()),
-                           [this](int rank, const std::string& why) { lost(rank, why); }};
-    store_ = meet(meeting);
-    const double patience = options.timeout_seconds;
+    const auto news = std::make_shared<News>();
+    store_ = meet({options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
+                   fmt::format("host '{}', process {}", host_name(), getpid()),
+                   [news](int rank, const std::string& why) { news->lost(rank, why); }});
     store_->put(key("host", rank_), host_identity());
+    const auto get = [store = store_, size = size_, patience = options.timeout_seconds](const char* what, int rank) {
+      try {
+        return store->get(key(what, rank), rank, patience);
+      } catch (const Error& e) {
+        if (e.code() != Code::kDeadlineExceeded) throw;
+        throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size, patience)
+            .at_rank(rank);
+      }
+    };
     CourierOptions courier;
     courier.rank = rank_, courier.size = size_;
-    for (int r = 0; r < size_; ++r) courier.near.push_back(get(key("host", r), r, patience) == host_identity());
-    courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
-    courier.address_of = [this, patience](int rank) { return get(key("address", rank), rank, patience); };
+    for (int r = 0; r < size_; ++r) courier.near.push_back(get("host", r) == host_identity());
+    courier.publish = [store = store_, rank = rank_](std::string address) {
+      store->put(key("address", rank), std::move(address));
+    };
+    courier.address_of = [get](int rank) { return get("address", rank); };
     const CourierEntry& library = courier_library(options.folder);
-    auto post = Post::open([&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
-    const std::lock_guard lock(mutex_);
-    post_ = std::move(post);
-    for (const auto& [rank, why] : early_) post_->give_up(rank, why);
+    post_ = Post::open(size_, [&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
+    news->opened(post_);
   }
 
   int rank() const override { return rank_; }
@@ -94,32 +122,11 @@ class ProcessWorlds final : public Worlds {
   }
 
  private:
-  static std::string key(const char* what, int rank) { return fmt::format("{} {}", what, rank); }
-  std::string get(const std::string& key, int rank, double patience) const {
-    try {
-      return store_->get(key, patience);
-    } catch (const Error& e) {
-      if (e.code() != Code::kDeadlineExceeded) throw;
-      throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size_, patience)
-          .at_rank(rank);
-    }
-  }
-  void lost(int rank, const std::string& why) {
-    std::shared_ptr<Post> post;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!post_) early_.emplace_back(rank, why);
-      post = post_;
-    }
-    if (post) post->give_up(rank, why);
-  }
-
   const int rank_, size_;
   std::mutex mutex_;
-  std::vector<std::pair<int, std::string>> early_;  // lost before there was a post
-  std::shared_ptr<Post> post_;
   uint64_t sessions_ = 0;
-  std::shared_ptr<Store> store_;  // ends first: it tells of ranks that are lost
+  std::shared_ptr<Store> store_;
+  std::shared_ptr<Post> post_;
 };
 
 }  // namespace

@@ -49,6 +49,13 @@ bool is_own_name_for_itself(const std::string& address, const addrinfo& found) {
   return ntohl(reinterpret_cast<const sockaddr_in*>(found.ai_addr)->sin_addr.s_addr) >> 24 == 127;
 }
 
+bool is_own(int fd) {
+  sockaddr_storage here{}, there{};
+  socklen_t a = sizeof here, b = sizeof there;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&here), &a) == 0 &&
+         getpeername(fd, reinterpret_cast<sockaddr*>(&there), &b) == 0 && a == b && std::memcmp(&here, &there, a) == 0;
+}
+
 double seconds_to(Clock::time_point end) { return std::chrono::duration<double>(end - Clock::now()).count(); }
 
 }  // namespace
@@ -94,6 +101,8 @@ Socket connect_to(const std::string& address, uint16_t port, double timeout_seco
           else
             getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &failed, &size);
         }
+        // In the range of ports that outgoing connections get, one may have found itself.
+        if (failed == 0 && is_own(socket.fd())) failed = ECONNREFUSED;
         if (failed == 0) {
           set(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
           return socket;

@@ -21,7 +21,7 @@ class InprocStore final : public Store {
     }
     came_.notify_all();
   }
-  std::string get(const std::string& key, double timeout_seconds) override {
+  std::string get(const std::string& key, int /*from*/, double timeout_seconds) override {
     std::unique_lock lock(mutex_);
     if (!came_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), [&] { return values_.contains(key); }))
       throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
@@ -97,7 +97,7 @@ void agree(const World& world, const std::string& text, double timeout_seconds) 
   for (int r = 0; r < world.size(); ++r) {
     std::string theirs;
     try {
-      theirs = world.store->get(key_of(world, r), timeout_seconds);
+      theirs = world.store->get(key_of(world, r), r, timeout_seconds);
     } catch (const Error& e) {
       if (e.code() != Code::kDeadlineExceeded) throw;
       throw error(e.code(), "rank {} has not opened its session in {} seconds", r, timeout_seconds).at_rank(r);

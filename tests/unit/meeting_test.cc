@@ -73,12 +73,12 @@ TEST_CASE("keys that one rank puts are there for all, before and after they are 
   for (std::thread& thread : threads) thread.join();
   const std::string large(3 << 20, 'x');
   std::thread later([&] { stores[2]->put("late", large); });
-  CHECK(stores[1]->get("late", 20) == large);
-  CHECK(stores[0]->get("late", 20) == large);
+  CHECK(stores[1]->get("late", 2, 20) == large);
+  CHECK(stores[0]->get("late", 2, 20) == large);
   later.join();
   stores[0]->put("empty", "");
-  CHECK(stores[1]->get("empty", 20).empty());
-  CHECK(has(message_of([&] { stores[1]->get("never", 0.05); }), "no rank has put 'never'"));
+  CHECK(stores[1]->get("empty", 0, 20).empty());
+  CHECK(has(message_of([&] { stores[1]->get("never", 2, 0.05); }), "no rank has put 'never'"));
   stores[1].reset();  // says farewell: nobody is lost
   stores[2].reset();
   stores[0].reset();
@@ -103,7 +103,7 @@ TEST_CASE("strangers, garbage and slow connections do not disturb those who meet
   }
   const auto second = meet(heard[1].options(1, 2, port));
   second->put("key", "value");
-  CHECK(first->get("key", 20) == "value");
+  CHECK(first->get("key", 1, 20) == "value");
   {  // one who knows the token and sends what is no frame harms himself alone
     const Socket socket = connect_to("127.0.0.1", port, 5);
     const std::string bytes = hello("wrong", 1, 2);
@@ -111,7 +111,7 @@ TEST_CASE("strangers, garbage and slow connections do not disturb those who meet
     CHECK(is_cut_off(socket));
   }
   first->put("more", "still");
-  CHECK(second->get("more", 20) == "still");
+  CHECK(second->get("more", 0, 20) == "still");
   for (const Heard& h : heard) CHECK(h.lost.empty());
 }
 
@@ -145,7 +145,7 @@ TEST_CASE("who does not fit is not let in, and is told why") {
   CHECK(taken.code() == Code::kUnavailable);
   CHECK(has(taken.message(), "cannot listen"));
   second->put("key", "value");
-  CHECK(first->get("key", 20) == "value");
+  CHECK(first->get("key", 1, 20) == "value");
 }
 
 TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all others") {
@@ -158,7 +158,7 @@ TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all oth
   std::atomic<bool> ended{false};
   std::string why;
   std::thread waits([&] {
-    why = message_of([&] { second->get("never", 100); });
+    why = message_of([&] { second->get("never", 2, 100); });
     ended = true;
   });
   {
@@ -186,6 +186,60 @@ TEST_CASE("where rank 0 ends, the others know") {
   first = meet(heard[0].options(0, 2, port));
   other.join();
   first.reset();
-  CHECK(has(message_of([&] { second->get("key", 20); }), "rank 0 has left"));
+  CHECK(has(message_of([&] { second->get("key", 0, 20); }), "rank 0 has left"));
   CHECK(heard[1].lost.empty());
+}
+
+TEST_CASE("a key of a rank that has left does not come, and is not waited for") {
+  const uint16_t port = free_port();
+  Heard heard[2];
+  std::shared_ptr<Store> first, second;
+  std::thread other([&] { second = meet(heard[1].options(1, 2, port)); });
+  first = meet(heard[0].options(0, 2, port));
+  other.join();
+  second->put("there", "value");
+  std::string why;
+  std::thread waits([&] { why = message_of([&] { first->get("never", 1, 100); }); });
+  CHECK(first->get("there", 1, 20) == "value");
+  second.reset();
+  waits.join();
+  CHECK(why == "rank 1 has left the meeting of the ranks");
+  CHECK(message_of([&] { first->get("later", 1, 100); }) == why);
+  CHECK(first->get("there", 1, 20) == "value");
+  CHECK(heard[0].lost.empty());
+}
+
+TEST_CASE("ranks meet again at the same address, while rank 0 has not left yet") {
+  const uint16_t port = free_port();
+  Heard heard[2];
+  std::thread other([&] {
+    meet(heard[1].options(1, 2, port))->put("key", "1");
+    meet(heard[1].options(1, 2, port))->put("key", "2");
+  });
+  auto first = meet(heard[0].options(0, 2, port));
+  CHECK(first->get("key", 1, 20) == "1");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the other one is at the door
+  first.reset();
+  first = meet(heard[0].options(0, 2, port));
+  CHECK(first->get("key", 1, 20) == "2");
+  other.join();
+  for (const Heard& h : heard) CHECK(h.lost.empty());
+}
+
+TEST_CASE("what listens there and is no meeting is said to be something else") {
+  const uint16_t port = free_port();
+  const Socket listener = listen_on("127.0.0.1", port);
+  std::thread answers([&] {
+    pollfd wait{listener.fd(), POLLIN, 0};
+    if (poll(&wait, 1, 20000) != 1) return;
+    const Socket socket(accept(listener.fd(), nullptr, nullptr));
+    write_all(socket.fd(), "SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", 32, 5);
+    char some[256];
+    while (recv(socket.fd(), some, sizeof some, 0) > 0) {
+    }
+  });
+  Heard heard;
+  CHECK(has(message_of([&] { meet(heard.options(1, 2, port)); }, {Code::kUnauthenticated}),
+            "something else than libwhale"));
+  answers.join();
 }

@@ -286,6 +286,17 @@ TEST_CASE("every collective over UCX gives the bits of the one in shared memory"
   });
 }
 
+TEST_CASE("sessions keep what they need of a world that is released") {
+  if (ucx_folder().empty()) return;
+  auto worlds = join(2);
+  const Plan plan = plan_of("replica", "ref:2");
+  Ranks ranks({plan, plan}, {}, {worlds[0]->next(), worlds[1]->next()});
+  worlds.clear();
+  REQUIRE_FALSE(ranks.errors[0]);
+  for (int step = 0; step < 2; ++step)
+    for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
+}
+
 // Of all sizes: what UCX sends at once, in pieces, and what it fetches.
 TEST_CASE("messages of any size come whole and in order, and what an aborted run left is dropped") {
   if (ucx_folder().empty()) return;
@@ -354,7 +365,7 @@ TEST_CASE("a rank that is lost ends the runs of the others with the variables as
   std::vector<World> worlds;
   const auto store = make_inproc_store();
   for (const MakeCourier& make : make_inproc_couriers(2)) {
-    posts.push_back(Post::open(make));
+    posts.push_back(Post::open(2, make));
     worlds.push_back({store, posts.back()->next_wire()});
   }
   Ranks ranks({plan, plan}, {}, worlds);

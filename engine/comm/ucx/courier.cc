@@ -36,13 +36,19 @@ class UcxCourier final : public Courier {
  public:
   UcxCourier(const CourierOptions& options, Receiver& receiver)
       : options_(options), receiver_(receiver), endpoints_(static_cast<size_t>(options.size)) {
+    // UCX's own threads and this one leave signals to the program's.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       open();
       thread_ = std::thread([this] { loop(); });
     } catch (...) {
       close();
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
       throw;
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~UcxCourier() override {
     quit_ = true;
@@ -61,14 +67,14 @@ class UcxCourier final : public Courier {
         address = options_.address_of(to);
       } catch (const Error& e) {
         const std::lock_guard lock(mutex_);
-        return lose(to, e.message());
+        return lose(to, e.message());  // which is that rank's: it is lost, has left, or does not come
       }
     }
     const std::lock_guard lock(mutex_);
     Endpoint& end = endpoints_[static_cast<size_t>(to)];
     if (end.ep == nullptr && !end.lost) connect(to, address);
     if (end.lost) return;
-    Out& out = free_out(end);
+    Out& out = free_out(end, ticket.thing == nullptr ? bytes : 0);
     out.head = head, out.ticket = ticket;
     if (ticket.thing == nullptr && bytes > 0) {
       out.body.assign(static_cast<const char*>(body), static_cast<const char*>(body) + bytes);
@@ -144,7 +150,8 @@ class UcxCourier final : public Courier {
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    if (status = ucp_worker_create(context_, &worker, &worker_); status != UCS_OK) fail("make a worker", status);
+    if (status = ucp_worker_create(context_, &worker, &worker_); status != UCS_OK)
+      fail(one_host ? "make a worker (is /dev/shm large enough? some MB a process)" : "make a worker", status);
     ucp_am_handler_param_t handler{};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -225,11 +232,13 @@ class UcxCourier final : public Courier {
     }
   }
 
-  Out& free_out(Endpoint& end) {
+  // With room for a body that is copied.
+  Out& free_out(Endpoint& end, size_t bytes) {
     if (spare_.empty()) {
       spare_.emplace_back();
       spare_.back().courier = this;
     }
+    spare_.front().body.reserve(bytes);
     outs_.splice(outs_.end(), spare_, spare_.begin());
     outs_.back().end = &end;
     ++end.under_way;
@@ -255,8 +264,10 @@ class UcxCourier final : public Courier {
     Ticket letter;
     try {
       letter = receiver_.accept(head, bytes, place);
+      if (large && spare_ins_.empty()) spare_ins_.emplace_back();
     } catch (const std::bad_alloc&) {
-      lose(from, fmt::format("there is no memory for a message of {} bytes from rank {}", bytes, from));
+      lose(from, "there is no memory for a message from another rank");
+      letter = {};
     }
     if (letter.thing == nullptr) return UCS_OK;
     if (!large) {
@@ -264,7 +275,6 @@ class UcxCourier final : public Courier {
       receiver_.arrived(letter);
       return UCS_OK;
     }
-    if (spare_ins_.empty()) spare_ins_.emplace_back();
     ins_.splice(ins_.end(), spare_ins_, spare_ins_.begin());
     In& in = ins_.back();
     in = {this, std::move(letter), from};
@@ -311,11 +321,14 @@ class UcxCourier final : public Courier {
       {
         const std::lock_guard lock(mutex_);
         progress();
-        if (ucp_worker_arm(worker_) == UCS_ERR_BUSY) continue;
-        if (!outs_.empty() || !ins_.empty()) wait = kBusyMilliseconds;
+        if (ucp_worker_arm(worker_) == UCS_ERR_BUSY) wait = 0;
+        if (wait != 0 && (!outs_.empty() || !ins_.empty())) wait = kBusyMilliseconds;
       }
       pollfd event{event_, POLLIN, 0};
-      ::poll(&event, 1, wait);
+      if (wait == 0)
+        std::this_thread::yield();  // others send
+      else
+        ::poll(&event, 1, wait);
     }
   }
 
