@@ -33,10 +33,11 @@ class Fields {
   void place(const void* data, size_t alignment) const {
     if (reinterpret_cast<uintptr_t>(data) % alignment != 0) throw bad("its data is not aligned");
   }
-  // A vector of structs that may be walked; `size` is what each becomes.
+  // A vector of structs that may be walked; `size` is what each becomes. An empty one has no place: writers put it
+  // anywhere.
   template <class T>
   void structs(const flatbuffers::Vector<const T*>* v, size_t size) {
-    place(v->Data(), alignof(T));
+    if (v->size() != 0) place(v->Data(), alignof(T));
     spend(size_t{v->size()} * size);
   }
 

@@ -1,4 +1,7 @@
 #include <doctest/doctest.h>
+#include <flatbuffers/flatbuffers.h>
+
+#include <algorithm>
 
 #include "../fuzz/sample.h"
 #include "cluster/devices.h"
@@ -305,6 +308,36 @@ TEST_CASE("a graph is not a plan, half a plan is none") {
   // The last bytes may be padding.
   for (size_t n = 0; n + 64 < plan.size(); n += 211) CHECK_THROWS_AS((void)deserialize(plan.data(), n), Error);
   CHECK_THROWS_AS((void)deserialize(nullptr, 0), Error);
+}
+
+// The ranges of an index, moved to the end of the file: `beside` bytes from where their numbers are aligned.
+std::vector<uint8_t> moved_ranges(uint32_t count, size_t beside) {
+  using Tables = flatbuffers::Vector<flatbuffers::Offset<flatbuffers::Table>>;
+  constexpr flatbuffers::voffset_t kEntries = 22, kInputs = 8, kIndices = 12;  // of Plan, Entry and PlanInput
+  constexpr size_t kRange = 24, kCount = sizeof(uint32_t);
+  std::vector<uint8_t> bytes = serialize(sample_plan());
+  const auto* entry =
+      flatbuffers::GetRoot<flatbuffers::Table>(bytes.data())->GetPointer<const Tables*>(kEntries)->Get(0);
+  const auto* input = entry->GetPointer<const Tables*>(kInputs)->Get(0);
+  const auto field = static_cast<size_t>(input->GetAddressOf(kIndices) - bytes.data());
+  const size_t from = field + flatbuffers::ReadScalar<uint32_t>(&bytes[field]);
+  const size_t to = (bytes.size() + 8) / 8 * 8 + 8 - kCount + beside;
+  bytes.resize(to + kCount + kRange);
+  std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(from), kCount + kRange,
+              bytes.begin() + static_cast<std::ptrdiff_t>(to));
+  flatbuffers::WriteScalar(&bytes[to], count);
+  flatbuffers::WriteScalar(&bytes[field], static_cast<uint32_t>(to - field));
+  return bytes;
+}
+
+TEST_CASE("structs of a plan that are not aligned are refused") {
+  const auto said = [](uint32_t count, size_t beside) {
+    const std::vector<uint8_t> bytes = moved_ranges(count, beside);
+    return message_of([&] { deserialize(bytes.data(), bytes.size()); }, {Code::kInvalidArgument});
+  };
+  CHECK(said(1, 0) == "");
+  CHECK(has(said(1, 4), "its data is not aligned"));
+  CHECK(said(0, 4) == "");  // as writers leave one that is empty
 }
 
 }  // namespace whale
