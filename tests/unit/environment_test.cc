@@ -66,6 +66,12 @@ TEST_CASE("environment: what each launcher says") {
   CHECK(line({{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {"LOCAL_RANK", "x"}}) == "alone");
   CHECK(line(kTorchrun) == "torchrun 3/4 1/2 node-a 29500 ''");
   CHECK(line(with(kTorchrun, {{"WHALE_JOB_TOKEN", "secret"}})) == "torchrun 3/4 1/2 node-a 29500 'secret'");
+  // torchrun listens at its port itself.
+  const std::string beside =
+      line(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RUN_ID", "7"}}));
+  CHECK(beside.starts_with("torchrun 3/4 1/2 node-a 2"));
+  CHECK(beside.find("29500") == beside.npos);
+  CHECK(line(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})) == line(kTorchrun));
   // Of a Kubernetes pod: nothing of the ranks beside this one.
   CHECK(line(with(kTorchrun, {{"LOCAL_RANK", "-"}, {"LOCAL_WORLD_SIZE", "-"}})) == "torchrun 3/4 0/0 node-a 29500 ''");
   CHECK(line(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "-"}})) == "torchrun 3/4 1/0 node-a 29500 ''");
