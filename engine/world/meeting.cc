@@ -365,12 +365,12 @@ class Meeting final : public Store {
     std::memcpy(hello.magic, kMagic, sizeof kMagic);
     options.token.copy(hello.token, kTokenBytes);
     hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
-    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(options.timeout_seconds));
+    const auto begin = Clock::now();
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
       socket_ = connect_to(options.address, options.port, options.timeout_seconds);
       in_ = {};
-      if (!write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds)) refused();
-      if (greet(end)) break;  // else those who met there before have not all left
+      write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds);
+      if (greet(begin)) break;  // else those who met there before have not all left
     }
     say(Say::kPut, 0, static_cast<uint32_t>(options.self.size()), options.self);  // without a key
     thread_ = quiet_thread([this] { loop(); });
@@ -417,19 +417,23 @@ class Meeting final : public Store {
         .at_rank(0);
   }
   // False: it may let this rank in later.
-  bool greet(Clock::time_point end) {
+  bool greet(Clock::time_point begin) {
+    const auto seconds_left = [&](double of) { return of - Seconds(Clock::now() - begin).count(); };
     FrameHead head;
     std::string text;
     while (!is_frame(head, text)) {
       pollfd wait{socket_.fd(), POLLIN, 0};
-      const double left = Seconds(end - Clock::now()).count();
+      const double left = seconds_left(options_.timeout_seconds);
       if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000) + 1) < 0)
         throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port)
             .at_rank(0);
       const size_t before = in_.bytes.size();
-      if (!in_.read(socket_.fd(), kMostAtOnce) && in_.bytes.size() == before) refused();
+      if (in_.read(socket_.fd(), kMostAtOnce) || in_.bytes.size() != before) continue;
+      // Cut off without a word, as strangers are, and as one at the door is when rank 0 leaves.
+      if (before == 0 && seconds_left(2 * kFarewellSeconds) > 0) return false;
+      refused();
     }
-    if (head.say == Say::kLater && Clock::now() < end) return false;
+    if (head.say == Say::kLater && seconds_left(options_.timeout_seconds) > 0) return false;
     if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
     if (head.say != Say::kWelcome) refused();
     return true;
