@@ -419,7 +419,7 @@ def test_each_status_code_has_its_class():
     codes = {name[6:] for name, value in vars(_abi).items() if name.startswith("WHALE_") and name[6:] in _library._KINDS}
     assert len(codes) == 16 == len(set(_library._CODES)), "OK is none"
     kinds = set(_library._KINDS.values())
-    assert len(kinds) == 15, "UNKNOWN and UNAUTHENTICATED, which libwhale does not give, are plain"
+    assert len(kinds) == 16, "UNKNOWN, which libwhale does not give, is plain"
     for kind in kinds:
         assert getattr(wh, kind.__name__) is kind and str(kind("what", "CODE", "op")) == "what" and kind("what").damage == "call"
 
