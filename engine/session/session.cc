@@ -526,7 +526,8 @@ struct Session::Impl {
         held.push_back({h.part.part(), {}});
         for (const size_t d : h.devices) held.back().ranks.push_back(ranks()[d]);
         std::ranges::sort(held.back().ranks);
-        held.back().ranks.erase(std::ranges::unique(held.back().ranks).begin(), held.back().ranks.end());
+        held.back().ranks.erase(std::unique(held.back().ranks.begin(), held.back().ranks.end()),
+                                held.back().ranks.end());
       }
       // Both files are shared out together.
       const auto mine = all.next(variable.dims, size_of(variable.dtype), held)[static_cast<size_t>(rank())];
