@@ -40,6 +40,13 @@ def test_python_example(example, tmp_path):
     run([sys.executable, str(ROOT / "examples/python" / example)], cwd=tmp_path)
 
 
+def test_multi_process_example_alone_and_in_two_processes(tmp_path):
+    """tests/launchers runs it under every launcher."""
+    program = [sys.executable, str(ROOT / "examples/multi-process/train.py")]
+    alone, two = run([*program, "cpu:2"], cwd=tmp_path), run(["whale", "launch", "-n", "2", "--", *program], cwd=tmp_path)
+    assert alone.count("loss") == 3 and two == alone.replace("in 1 process", "in 2 process")
+
+
 def test_strategy_diffs_are_those_of_the_examples():
     """Each diff of docs/strategies.md, ignoring its marks, is a piece of its example; at most four lines are added."""
     sections = re.findall(r"^## [^\n]*: `(\w+\.py)`\n(.*?)(?=^## |\Z)", (ROOT / "docs/strategies.md").read_text(), re.S | re.M)
