@@ -13,6 +13,9 @@ struct CourierOptions {
   std::vector<bool> near;                            // by rank: its process is one of this host
   std::function<void(std::string address)> publish;  // once, before the courier is there: how others reach it
   std::function<std::string(int rank)> address_of;   // waits until that rank has published it; throws
+  // The connection to that rank has failed. True: somebody else says who is lost, be it that rank or another one whose
+  // loss has ended it. False: the receiver is to be told. Called under the courier's locks.
+  std::function<bool(int rank, const std::string& why)> doubt;
 };
 
 struct CourierEntry {

@@ -12,10 +12,12 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -257,7 +259,7 @@ class Host {
     there_[hello.rank] = true;
     c.rank = static_cast<int>(hello.rank);
     c.last = Clock::now();
-    c.out += frame(Say::kWelcome);
+    c.out += frame(Say::kWelcome, 0, 0, options_.self);
     for (const auto& [rank, text] : lost_) c.out += frame(Say::kLost, static_cast<uint32_t>(rank), 0, text);
   }
 
@@ -357,7 +359,7 @@ class Host {
   std::thread thread_;
 };
 
-class Meeting final : public Store {
+class Meeting final : public MeetingStore {
  public:
   explicit Meeting(const MeetingOptions& options) : options_(options) {
     if (options.rank == 0) host_ = std::make_unique<Host>(options);
@@ -405,6 +407,12 @@ class Meeting final : public Store {
     if (over_) throw is_over();
     throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
   }
+  bool doubt(int rank, const std::string& why) override {
+    const std::lock_guard lock(mutex_);
+    if (deaf_) return false;
+    doubts_.emplace(rank, Doubt{why, Clock::now()});
+    return true;
+  }
 
  private:
   static Error is_over() { return error(Code::kUnavailable, "rank 0 has left the meeting of the ranks").at_rank(0); }
@@ -436,6 +444,7 @@ class Meeting final : public Store {
     if (head.say == Say::kLater && seconds_left(options_.timeout_seconds) > 0) return false;
     if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
     if (head.say != Say::kWelcome) refused();
+    who_is_0_ = text.empty() ? "rank 0" : fmt::format("rank 0 ({})", text);
     return true;
   }
   bool is_frame(FrameHead& head, std::string& text) {
@@ -452,6 +461,14 @@ class Meeting final : public Store {
   }
 
   void loop() {
+    listen();
+    {
+      const std::lock_guard lock(mutex_);
+      deaf_ = true;
+    }
+    tell_doubts(0);
+  }
+  void listen() {
     auto said = Clock::now(), heard = said, before = said;
     while (!quit_) {
       pollfd wait[] = {{bell_.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
@@ -468,13 +485,28 @@ class Meeting final : public Store {
         open = false;
       }
       if (over()) return;
-      if (!open) return lose(0, "rank 0 is lost: its process has ended");
+      if (!open) return lose(0, who_is_0_ + " is lost: its process has ended");
       const auto now = Clock::now();
       if (Seconds(now - heard).count() > options_.timeout_seconds)
-        return lose(0,
-                    fmt::format("rank 0 is lost: it has not been heard for {:.3g} seconds", options_.timeout_seconds));
+        return lose(0, fmt::format("{} is lost: it has not been heard for {:.3g} seconds", who_is_0_,
+                                   options_.timeout_seconds));
+      tell_doubts(options_.timeout_seconds);
       if (Seconds(now - said).count() >= pulse(options_)) said = now, say(Say::kHere);
     }
+  }
+  // That are so old.
+  void tell_doubts(double seconds) {
+    std::map<int, Doubt> old;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!lost_.empty()) return;  // one is lost: whoever asks is told of it
+      for (auto at = doubts_.begin(); at != doubts_.end();)
+        if (const auto next = std::next(at); Seconds(Clock::now() - at->second.since).count() >= seconds)
+          old.insert(doubts_.extract(std::exchange(at, next)));
+        else
+          at = next;
+    }
+    for (const auto& [rank, doubt] : old) lose(rank, fmt::format("rank {} is lost: {}", rank, doubt.why));
   }
   bool over() {
     const std::lock_guard lock(mutex_);
@@ -503,19 +535,25 @@ class Meeting final : public Store {
   Bell bell_;
   Socket socket_;
   Incoming in_;
+  std::string who_is_0_;
   std::mutex writing_;
   std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t asked_ = 0;
   std::map<uint32_t, std::optional<std::string>> answers_;  // by question; none: it will not come
   std::map<int, std::string> lost_;
-  bool over_ = false;
+  struct Doubt {
+    std::string why;
+    Clock::time_point since;
+  };
+  std::map<int, Doubt> doubts_;
+  bool over_ = false, deaf_ = false;  // deaf: the thread has ended
   std::atomic<bool> quit_{false};
   std::thread thread_;
 };
 
 }  // namespace
 
-std::shared_ptr<Store> meet(const MeetingOptions& options) { return std::make_shared<Meeting>(options); }
+std::shared_ptr<MeetingStore> meet(const MeetingOptions& options) { return std::make_shared<Meeting>(options); }
 
 }  // namespace whale

@@ -26,7 +26,15 @@ struct MeetingOptions {
   std::function<void(int rank, const std::string& why)> lost;  // on a thread of the meeting's; once a rank
 };
 
+class MeetingStore : public Store {
+ public:
+  // This rank does not reach that one any more. It may be lost, or have ended because another is, which is heard soon:
+  // it is said to be lost, for this reason, where no rank is within the timeout. False: the meeting is over and says
+  // nothing. Calls nobody.
+  virtual bool doubt(int rank, const std::string& why) = 0;
+};
+
 // Connects; at rank 0 it listens too, until its end. Throws unavailable, deadline_exceeded, unauthenticated.
-std::shared_ptr<Store> meet(const MeetingOptions& options);
+std::shared_ptr<MeetingStore> meet(const MeetingOptions& options);
 
 }  // namespace whale

@@ -89,9 +89,11 @@ class ProcessWorlds final : public Worlds {
  public:
   explicit ProcessWorlds(const ProcessOptions& options) : rank_(options.rank), size_(options.size) {
     const auto news = std::make_shared<News>();
-    store_ = meet({options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
-                   fmt::format("host '{}', process {}", host_name(), getpid()),
-                   [news](int rank, const std::string& why) { news->lost(rank, why); }});
+    const std::shared_ptr<MeetingStore> meeting =
+        meet({options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
+              fmt::format("host '{}', process {}", host_name(), getpid()),
+              [news](int rank, const std::string& why) { news->lost(rank, why); }});
+    store_ = meeting;
     store_->put(key("host", rank_), host_identity());
     const auto get = [store = store_, size = size_, patience = options.timeout_seconds](const char* what, int rank) {
       try {
@@ -109,6 +111,7 @@ class ProcessWorlds final : public Worlds {
       store->put(key("address", rank), std::move(address));
     };
     courier.address_of = [get](int rank) { return get("address", rank); };
+    courier.doubt = [meeting](int rank, const std::string& why) { return meeting->doubt(rank, why); };
     const CourierEntry& library = courier_library(options.folder);
     post_ = Post::open(size_, [&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
     news->opened(post_);

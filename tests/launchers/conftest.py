@@ -71,3 +71,15 @@ def alone():
 def example(tmp_path):
     """A copy of the example, to run and leave files in."""
     return shutil.copytree(EXAMPLE, tmp_path / "multi-process", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.fixture
+def network():
+    """Four hosts."""
+    needs("ip", "tc", "unshare", "nsenter", package="iproute2 util-linux")
+    if os.getuid() != 0:
+        pytest.skip("namespaces need root")
+    import hosts
+    network = hosts.Network(4)
+    yield network
+    network.end()

@@ -178,16 +178,52 @@ TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all oth
   CHECK(heard[1].heard(1) == std::pair<int, std::string>{3, "rank 3 is lost: it has not been heard for 4 seconds"});
 }
 
+TEST_CASE("a rank that one does not reach is lost where the meeting names none in time") {
+  const uint16_t port = free_port();
+  Heard heard[3];
+  std::shared_ptr<MeetingStore> stores[3];
+  std::vector<std::thread> others;
+  for (int r = 1; r < 3; ++r) others.emplace_back([&, r] { stores[r] = meet(heard[r].options(r, 3, port, 2)); });
+  stores[0] = meet(heard[0].options(0, 3, port, 2));
+  for (std::thread& each : others) each.join();
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(stores[1]->doubt(2, "no way to it"));
+  CHECK(heard[1].heard(0) == std::pair<int, std::string>{2, "rank 2 is lost: no way to it"});
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::seconds(2));
+  CHECK(heard[0].lost.empty());  // it reaches it
+}
+
+TEST_CASE("a rank that ended because another is lost is not taken for the lost one") {
+  const uint16_t port = free_port();
+  Heard heard[2];
+  std::shared_ptr<MeetingStore> first, second;
+  std::thread other([&] { second = meet(heard[1].options(1, 4, port, 3)); });
+  first = meet(heard[0].options(0, 4, port, 3));
+  other.join();
+  const Socket third = connect_to("127.0.0.1", port, 5);
+  const std::string bytes = hello("secret", 2, 4);
+  write_all(third.fd(), bytes.data(), bytes.size(), 5);
+  pollfd wait{third.fd(), POLLIN, 0};
+  REQUIRE(poll(&wait, 1, 5000) == 1);
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 2 is silent from now on
+  CHECK(second->doubt(3, "the connection was reset"));
+  CHECK(heard[1].heard(0) == std::pair<int, std::string>{2, "rank 2 is lost: it has not been heard for 3 seconds"});
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  CHECK(heard[1].lost.size() == 1);
+}
+
 TEST_CASE("where rank 0 ends, the others know") {
   const uint16_t port = free_port();
   Heard heard[2];
-  std::shared_ptr<Store> first, second;
+  std::shared_ptr<Store> first;
+  std::shared_ptr<MeetingStore> second;
   std::thread other([&] { second = meet(heard[1].options(1, 2, port)); });
   first = meet(heard[0].options(0, 2, port));
   other.join();
   first.reset();
   CHECK(has(message_of([&] { second->get("key", 0, 20); }), "rank 0 has left"));
   CHECK(heard[1].lost.empty());
+  while (second->doubt(0, "nobody there")) std::this_thread::yield();  // nothing is said any more
 }
 
 TEST_CASE("a key of a rank that has left does not come, and is not waited for") {

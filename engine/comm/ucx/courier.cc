@@ -12,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -303,7 +304,10 @@ class UcxCourier final : public Courier {
   }
 
   void told(int rank, ucs_status_t status) {
-    lose(rank, fmt::format("rank {} is lost: UCX says of the connection to it: {}", rank, ucs_status_string(status)));
+    Endpoint& end = endpoints_[static_cast<size_t>(rank)];
+    if (std::exchange(end.lost, true)) return;
+    const std::string why = fmt::format("UCX says of the connection to it: {}", ucs_status_string(status));
+    if (!options_.doubt(rank, why)) lose(rank, fmt::format("rank {} is lost: {}", rank, why));
   }
   void lose(int rank, const std::string& why) {
     endpoints_[static_cast<size_t>(rank)].lost = true;
