@@ -1,0 +1,3 @@
+module signals
+
+go 1.19
