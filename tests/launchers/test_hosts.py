@@ -70,7 +70,7 @@ except wh.WhaleError as error:
 """
 
 
-def lost(network, cut):
+def lost(network, cut, more=0):
     """By rank: (seconds after the cut, type, rank, text) of the error of each."""
     processes = network.job(ENDLESS, WHALE_TIMEOUT=str(TIMEOUT))
     for process in processes:
@@ -83,7 +83,7 @@ def lost(network, cut):
         assert code == 0, f"rank {rank}: {err}"
         when, kind, of, text = out.split(maxsplit=3)
         told.append((float(when) - began, kind, int(of), text))
-    assert all(kind == "Unavailable" and seconds < TIMEOUT + SLACK for seconds, kind, _, _ in told), told
+    assert all(kind == "Unavailable" and seconds < TIMEOUT + SLACK + more for seconds, kind, _, _ in told), told
     return told
 
 
@@ -102,6 +102,16 @@ def test_a_partition_is_named_on_both_sides(network):
     assert told[0][2] in (2, 3) and told[1][2] in (2, 3), told
     assert all(of in (0, 1) for _, _, of, _ in told[2:]), told
     print(f"\nnode2, node3 cut off, WHALE_TIMEOUT={TIMEOUT}: named after", *[f"{seconds:.1f}" for seconds, *_ in told], "s")
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_named_once_tcp_gives_up(network):
+    """Rank 0 hears both, so that nobody is silent: TCP, which sends again for a quarter of an hour otherwise, has to be the one who knows. Of the two, who
+    has nothing to send may hear first that the other one, or rank 0, has ended."""
+    network.patience(4)  # 0.2 + 0.4 + ... + 3.2 seconds
+    told = lost(network, lambda: network.separate(2, 3), more=7 + TIMEOUT + 20)
+    assert told[2][2] == 3 or told[3][2] == 2, told
+    assert {of for _, _, of, _ in told[:2]} <= {2, 3}, told
+    print("\nnode2 and node3 do not reach each other, TCP sends again 4 times: named after", *[f"{seconds:.1f}" for seconds, *_ in told], "s")
 
 
 def test_the_next_job_runs_after_a_link_is_up_again(network, alone):
