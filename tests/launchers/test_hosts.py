@@ -122,7 +122,7 @@ def test_the_next_job_runs_after_a_link_is_up_again(network, alone):
 
 
 def test_a_slow_network_changes_nothing_but_time(network, alone, capsys):
-    """2.4 MB of gradients a step. What the rates give is printed, not asserted."""
+    """2.5 MB of gradients a step. What the rates give is printed, not asserted."""
     program = PROGRAM + """
 job = start(wh.world(), width=768)
 print(*train(job))
