@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import time
 
 import pytest
-from conftest import EXAMPLE, block, environment, missing
+from conftest import EXAMPLE, block, environment, losses, missing
 
 sys.path.insert(0, str(EXAMPLE))
 # Ray listens on the network: with a secret, which is not kept in the home folder. It tells nobody of its use.
@@ -124,3 +125,57 @@ def test_the_example_runs_as_printed(ray, example, alone):
         shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr + done.stdout
     assert f"step 30, loss {alone(4)[-1][1]}, in 4 actor(s)\n" in done.stdout
+
+
+NODES = """
+import os, sys, threading, time
+import ray
+from ray.cluster_utils import Cluster
+import train, whale.ray
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 << 20})
+second = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+ray.init(address=cluster.address, log_to_driver=False)
+cluster.wait_for_nodes()
+def whole(world):
+    return ray.get_runtime_context().get_node_id(), train.train(world)
+results = whale.ray.launch(whole, 2, placement="STRICT_SPREAD")
+print(len({node for node, _ in results}), "nodes")
+print(*[f"step {step}, loss {results[1][1][step - 1]:.9g}, in 2 actor(s)" for step in (10, 20, 30)], sep="\\n")
+def lost(world, path, node):
+    if ray.get_runtime_context().get_node_id() == node:
+        with open(path, "w") as told:
+            told.write(str(world.rank))
+    train.train(world, steps=10**6)
+def fails():
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.1)
+    time.sleep(1)
+    second.kill_raylet()  # as a node that crashes: its workers end with it
+threading.Thread(target=fails, daemon=True).start()
+try:
+    whale.ray.launch(lost, 2, sys.argv[1], second.node_id, placement="STRICT_SPREAD", timeout=5)
+except whale.ray.RankFailed as error:
+    print("named", error.rank, "of node with", open(sys.argv[1]).read())
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_ranks_on_two_nodes(tmp_path, alone):
+    """Two of Ray's nodes on this machine, in a Ray of their own. They meet at the address that Ray has for the first one."""
+    try:
+        import ray
+    except ImportError:
+        missing("no ray here")
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    env = environment(**QUIET, RAY_TMPDIR=folder)
+    env["PYTHONPATH"] += f":{EXAMPLE}"
+    try:
+        done = subprocess.run([sys.executable, "-c", NODES, str(tmp_path / "told")], env=env, capture_output=True, text=True, timeout=200)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = done.stdout.splitlines()
+    assert rows[0] == "2 nodes" and losses(done.stdout) == alone(2)
+    named = re.search(r"^named (\d) of node with (\d)$", done.stdout, re.M)
+    assert named and named[1] == named[2], rows
