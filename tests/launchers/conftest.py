@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+# mpirun refuses root, whose machine a test's may be.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WHALE = os.environ.get("WHALE", str(ROOT / "build/tools/whale/whale"))
 EXAMPLE = ROOT / "examples/multi-process"
@@ -65,6 +67,14 @@ def alone():
         return known[n]
 
     return of
+
+
+def train_program(folder):
+    """./train, as the docs have it: the example, which needs nothing of the environment."""
+    own = environment()
+    (folder / "train").write_text("#!/bin/sh\n" + "".join(f"export {name}='{own[name]}'\n" for name in ("PYTHONPATH", "WHALE_LIBRARY"))
+                                  + f"exec {sys.executable} {EXAMPLE}/train.py\n")
+    (folder / "train").chmod(0o755)
 
 
 @pytest.fixture

@@ -2,10 +2,9 @@
 own (hosts.py) with the variables and the names that Kubernetes gives them, and no others."""
 
 import re
-import sys
 
 import pytest
-from conftest import EXAMPLE, ROOT, environment, lines, losses, missing
+from conftest import ROOT, lines, losses, missing, train_program
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +58,7 @@ def test_its_pods_train_what_one_process_trains(manifest, network, tmp_path, alo
     n, name, domain = job["spec"]["completions"], job["metadata"]["name"], pod(job)["subdomain"]
     assert n == len(network.hosts)
     network.names([f"{name}-{index}.{domain}" for index in range(n)], tmp_path / "hosts")
-    image = environment()  # what the image brings
-    (tmp_path / "train").write_text("#!/bin/sh\n" + "".join(f"export {key}='{image[key]}'\n" for key in ("PYTHONPATH", "WHALE_LIBRARY"))
-                                    + f"exec {sys.executable} {EXAMPLE}/train.py\n")
-    (tmp_path / "train").chmod(0o755)
+    train_program(tmp_path)
     given = variables(job, {"train-token": {"token": "0123456789abcdef"}})
     command = pod(job)["containers"][0]["command"]
     pods = [network.start(index, *command, cwd=tmp_path, env={**given, "JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"{name}-{index}", "PATH": "/usr/bin:/bin"})

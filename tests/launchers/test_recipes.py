@@ -5,7 +5,7 @@ import pathlib
 import shutil
 import subprocess
 
-from conftest import ROOT, block, environment, lines, losses, missing, needs, run
+from conftest import MPI, ROOT, block, environment, lines, losses, missing, needs, run
 
 
 def printed(section, folder, **options):
@@ -44,11 +44,7 @@ def test_torchrun_of_two_and_a_worker_that_dies(example, alone):
     assert done.returncode != 0 and "rank 1 (host '" in done.stderr + done.stdout and "is lost" in done.stderr + done.stdout, done.stderr
 
 
-# It refuses root, whose machine a test's may be.
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_plm_rsh_agent": "sh"}
-
-
 def test_mpirun(example, alone):
     needs("mpirun", package="openmpi-bin")
-    out = printed("OpenMPI", example, env=environment(**MPI))
+    out = printed("OpenMPI", example, env=environment(**MPI, OMPI_MCA_plm_rsh_agent="sh"))  # there may be no ssh
     assert losses(out) == alone(4) and {of for _, _, of in lines(out)} == {"4"}

@@ -14,7 +14,7 @@ import time
 import types
 
 import pytest
-from conftest import EXAMPLE, ROOT, WHALE, block, environment, lines, losses, needs, run
+from conftest import EXAMPLE, ROOT, WHALE, block, environment, lines, losses, needs, run, train_program
 
 NODES = ("node1", "node2")  # of four CPUs, whatever there are
 
@@ -157,8 +157,7 @@ def test_the_example_runs_as_printed(slurm, section, example, alone):
 def test_the_batch_script_of_the_docs_runs_as_printed(slurm, tmp_path, alone):
     script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/many-processes.md").read_text(), re.S).group(1)
     (tmp_path / "train.sh").write_text(script)
-    (tmp_path / "train").write_text(f"#!/bin/sh\nexec {sys.executable} {EXAMPLE}/train.py\n")
-    (tmp_path / "train").chmod(0o755)
+    train_program(tmp_path)
     run(["sbatch", "--wait", "train.sh"], cwd=tmp_path, env=slurm.env)
     out = "".join(path.read_text() for path in tmp_path.glob("slurm-*.out"))
     assert losses(out) == alone(8) and {of_ for _, _, of_ in lines(out)} == {"8"}
