@@ -19,6 +19,7 @@ from .graph import (Graph, Init, Scope, Tensor, cluster, constant, from_array, f
                     split, stage, truncated_normal, uniform, zeros)
 from .future import Future, wait_any
 from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan, plan_async
+from .local import Local
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress
 from .ranks import World, world, worlds
