@@ -11,7 +11,7 @@
     loss = job.step(x=..., y=...)
 """
 
-from . import display, nn, ops, renamed as _renamed
+from . import data, display, nn, ops, renamed as _renamed
 from ._library import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound,
                        OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, WhaleError, configure, lib as _lib)
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
