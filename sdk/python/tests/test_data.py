@@ -71,6 +71,20 @@ def test_ranks_read_their_samples_and_train_the_same(strategy, devices, more, pr
         assert sorted(sum((read["x"] for _, read, _ in told), [])) == sorted(2 * list(range(N)))  # each sample once an epoch, by one rank
 
 
+def test_a_dataset_of_samples_is_asked_for_its_own_alone():
+    """By sample: whichever inputs need it, each sample is read once."""
+    def run(world):
+        dataset = Counting([{"x": X[i], "y": Y[i], "more": "text"} for i in range(N)])
+        with wh.plan(graph(), devices="ref:3", strategy="replica", world=world).start(seed=3) as job, \
+                wh.data.Loader(dataset, 12, job=job, seed=5, epochs=1) as loader:
+            return [job.step(**batch) for batch in loader], dataset.read
+
+    alone, every = run(None)
+    told = on_each(wh.worlds(3), run)
+    assert all(losses == alone for losses, _ in told)
+    assert sorted(sum((read for _, read in told), [])) == sorted(every) and len(set(every)) == len(every) == 36
+
+
 def test_the_order_is_that_of_seed_and_epoch():
     def order(seed, **more):
         loader = wh.data.Loader({"i": np.arange(N)}, 8, seed=seed, epochs=2, **more)
@@ -91,7 +105,7 @@ def test_the_order_is_that_of_seed_and_epoch():
 def test_it_goes_on_with_the_next_batch_on_any_number_of_ranks(ranks, tmp_path):
     def run(world, stop=None, state=None, checkpoint=None):
         with wh.plan(graph(), devices="ref:3", strategy="replica", world=world).start(seed=3) as job, \
-                wh.data.Loader({"x": X, "y": Y}, 12, job=job, seed=9) as loader:
+                wh.data.Loader({"x": X, "y": Y}, 12, job=job, seed=0 if checkpoint else 9) as loader:  # the seed is the state's
             if checkpoint:
                 job.load(checkpoint)
                 loader.load_state(state)

@@ -66,7 +66,10 @@ def train(world, made, devices, local, smaller=None, **options):
         if smaller:
             less = {name: value[:smaller] for name, value in data.items()}
             losses.append(job.step(**give(less, job.slices(smaller) if local else None, smaller)))
-        evaluated = job.eval(**give(data, job.slices(run="eval") if local else None))
+        all_of = give(data, job.slices(run="eval") if local else None)
+        evaluated = [job.eval(**all_of)]
+        if any(port.name == "logits" for port in job.outputs()):  # which need no labels
+            evaluated.append(job.eval(["logits"], x=all_of["x"]))
         return losses, {each.name: job.read(each.name) for each in job.variables()}, evaluated, slices
 
 
@@ -163,6 +166,22 @@ def test_a_stage_is_given_what_it_reads():
     first, last = on_each(wh.worlds(2), lambda world: train(world, made, "ref:2", True, smaller=7))
     assert equal(first[:3], alone[:3]) and equal(last[:3], alone[:3])
     assert first[3]["y"] == [] and last[3]["x"] == [] and first[3]["x"] == [(slice(0, 12), slice(0, 5))] and last[3]["y"] == [(slice(0, 12),)]
+
+
+@pytest.mark.parametrize("strategy", ["split(2, factor=sequence)", "split(2, factor=vocabulary)", "split(2)"])
+def test_of_sequences_too(strategy):
+    g = wh.Graph("text")
+    with g:
+        tokens, targets = wh.input("tokens", (4, 8), wh.int32), wh.input("targets", (4, 8), wh.int32)
+        h = wh.nn.transformer_block(wh.nn.embedding(tokens, 16, 8), 2, causal=True)
+        g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 16), targets), wh.SGD(0.1))
+    made = g, {"tokens": RNG.integers(0, 16, (4, 8)).astype(np.int32), "targets": RNG.integers(0, 16, (4, 8)).astype(np.int32)}
+    alone = train(None, made, "ref:2", False, strategy=strategy)
+    for rank, told in enumerate(on_each(wh.worlds(2), lambda world: train(world, made, "ref:2", True, strategy=strategy))):
+        assert not isinstance(told, Exception), told
+        assert equal(told[:3], alone[:3])
+        if "sequence" in strategy:
+            assert told[3]["targets"] == [(slice(0, 4), slice(4 * rank, 4 * rank + 4))]
 
 
 def test_samples_stand_where_the_input_has_them():
