@@ -201,13 +201,13 @@ struct Outputs {
 };
 
 Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<NamedHost>& inputs, const Fed& fed,
-                     whale_event& event) {
+                     int64_t slices_of, whale_event& event) {
   Outputs out;
   std::vector<std::string> names;
   for (const int32_t number : array(fed.outputs, fed.output_count, "outputs"))
     names.push_back(port_of(session.outputs, number, "output").name);
   const auto tensors = array(fed.output_tensors, fed.output_count, "output_tensors");
-  const std::vector<TensorType> types = session.session->output_types(mode, inputs, names);
+  const std::vector<TensorType> types = session.session->output_types(mode, inputs, names, slices_of);
   for (size_t i = 0; i < names.size(); ++i) {
     const whale_tensor* tensor = tensors[i];
     if (tensor != nullptr && tensor->read_only) throw invalid("the tensor for output '{}' is read-only", names[i]);
@@ -225,7 +225,14 @@ Outputs read_outputs(whale_session& session, RunMode mode, const std::vector<Nam
 
 constexpr const char* kInRun = "in the run";
 
-void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out) {
+// Samples of a batch; 0: the graph's own.
+int64_t samples_of(const Session& session, int64_t batch) {
+  return number<int64_t>(batch, 0, INT64_MAX, "batch") > 0 ? batch : session.plan().entries.front().batch;
+}
+
+// slices_of: samples of the batch of which the inputs are slices; none: they are whole.
+void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* cancel, whale_event** out,
+           std::optional<int64_t> slices_of = {}) {
   Session& s = idle(session);
   need(out, "out");
   s.check_idle();
@@ -234,11 +241,13 @@ void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* c
   // A batch of a new size may be planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
   const int64_t planned = s.planned();
+  int64_t batch = 0;
   std::vector<NamedHost> in;
   Outputs o;
   try {
+    if (slices_of) batch = samples_of(s, *slices_of);
     in = read_inputs(*session, fed, *event);
-    o = read_outputs(*session, mode, in, fed, *event);
+    o = read_outputs(*session, mode, in, fed, batch, *event);
   } catch (const Error& e) {
     log_planned(*session, planned, kInRun);
     s.refuse_run(e);
@@ -246,10 +255,20 @@ void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* c
   }
   log_planned(*session, planned, kInRun);
   const std::shared_ptr<const Cancel> token = cancel == nullptr ? nullptr : cancel->cancel;
-  event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token) : s.eval(in, o.hosts, token);
+  event->run = mode == RunMode::kStep ? s.step(in, o.hosts, token, batch) : s.eval(in, o.hosts, token, batch);
   for (size_t i = 0; i < o.made.size(); ++i)
     if (o.made[i] != nullptr) fed.output_tensors[i] = o.made[i].release();
   *out = event.release();
+}
+
+const InputSlices& slices_of(whale_session* session, int32_t run, int64_t batch, int32_t input) {
+  Session& s = idle(session);
+  const auto mode = number<RunMode>(run, WHALE_RUN_STEP, WHALE_RUN_EVAL, "run");
+  const std::string& name = port_of(session->inputs, input, "input").name;
+  const int64_t samples = samples_of(s, batch), planned = s.planned();
+  const InputSlices& slices = s.input_slices(mode, samples, name);
+  log_planned(*session, planned, "ahead of it");
+  return slices;
 }
 
 SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, const whale_session_options& o) {
@@ -423,6 +442,37 @@ whale_status* whale_session_prepare(whale_session* session, int32_t run, int64_t
     const int64_t planned = s.planned();
     s.prepare(mode, number<int64_t>(batch, 1, INT64_MAX, "batch"));
     log_planned(*session, planned, "ahead of it");
+  });
+}
+
+whale_status* whale_session_slice_count(whale_session* session, int32_t run, int64_t batch, int32_t input,
+                                        size_t* out) {
+  return guard([&] {
+    need(out, "out");
+    *out = slices_of(session, run, batch, input).count();
+  });
+}
+
+whale_status* whale_session_slice(whale_session* session, int32_t run, int64_t batch, int32_t input, size_t index,
+                                  int64_t* begin, int64_t* end) {
+  return guard([&] {
+    const InputSlices& slices = slices_of(session, run, batch, input);
+    if (index >= slices.count())
+      throw invalid("argument `index` is {}; this rank has {} slices of the input", index, slices.count());
+    const std::vector<Interval> box = slices.box(index);
+    if (!box.empty()) need(begin, "begin"), need(end, "end");
+    for (size_t d = 0; d < box.size(); ++d) begin[d] = box[d].begin, end[d] = box[d].end;
+  });
+}
+
+whale_status* whale_session_run_slices(whale_session* session, int32_t run, int64_t batch, const int32_t* inputs,
+                                       whale_tensor* const* input_tensors, size_t input_count, const int32_t* outputs,
+                                       whale_tensor** output_tensors, size_t output_count, whale_cancel* cancel,
+                                       whale_event** out) {
+  return guard([&] {
+    const auto mode = number<RunMode>(run, WHALE_RUN_STEP, WHALE_RUN_EVAL, "run");
+    start(session, mode, {inputs, input_tensors, input_count, outputs, output_tensors, output_count}, cancel, out,
+          batch);
   });
 }
 

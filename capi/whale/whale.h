@@ -674,8 +674,8 @@ WHALE_API void whale_plan_release(whale_plan *plan);
  * every rank are one.
  * All ranks make the same calls in the same order: whale_session_create (which waits until all have called it, and is FAILED_PRECONDITION on
  * every rank when plans, options or versions of libwhale are not the same), then steps, evaluations, reads, saves and loads. Each rank feeds whole
- * batches, of which it takes its devices' samples, and asks for the same outputs as the others; every rank gets them whole. A rank that
- * fails, cancels, closes its session, or runs something else, ends the run on all ranks, with a status whose rank it is and the variables
+ * batches, of which it takes its devices' samples, or what its devices read of them alone (whale_session_run_slices), and asks for the same
+ * outputs as the others; every rank gets them whole. A rank that fails, cancels, closes its session, or runs something else, ends the run on all ranks, with a status whose rank it is and the variables
  * as they were; WHALE_DAMAGE_PEER_LOST: the update had begun. */
 typedef struct whale_world whale_world;
 
@@ -785,6 +785,25 @@ WHALE_API whale_status *whale_session_eval(whale_session *session, const int32_t
  * whale_session_create, and leave the session as it was; FAILED_PRECONDITION while a run, a save or a load is under way. Sizes that need more
  * memory than those before get an area of their own: ask for the largest first. In a world each rank calls it by itself: a run needs the entry on all. */
 WHALE_API whale_status *whale_session_prepare(whale_session *session, int32_t run, int64_t batch, whale_cancel *cancel);
+
+/* What this rank's devices read of an input in a run (whale_run) of `batch` samples on all ranks together (0: the graph's own): boxes of the
+ * whole batch, in the order of their samples. They are ranges of samples that do not touch, several where replicas cut each micro-batch, and of
+ * every other dimension one interval, the same in all boxes, which is less than all where a `split` by height, sequence or alike reads no more.
+ * A stage that reads nothing of the input has no box; an input without samples has one. A session without a world reads the whole.
+ * An entry of that size is needed, as for whale_session_step; it is planned here where a run would plan it. FAILED_PRECONDITION while a run, a
+ * save or a load is under way; INVALID_ARGUMENT: no such input in such a run. */
+WHALE_API whale_status *whale_session_slice_count(whale_session *session, int32_t run, int64_t batch, int32_t input, size_t *out);
+/* One of them: elements begin[d] to end[d] (not included) of each dimension d. `begin` and `end`: room for as many numbers as the port has dimensions. */
+WHALE_API whale_status *whale_session_slice(whale_session *session, int32_t run, int64_t batch, int32_t input, size_t index,
+                                            int64_t *begin, int64_t *end);
+/* whale_session_step or whale_session_eval (`run`) of `batch` samples on all ranks together (0: the graph's own), where the tensor of each input
+ * holds this rank's slices alone: its boxes one behind the other along the dimension that counts samples, the only box of an input without one.
+ * An input of which there is no box may be left out. INVALID_ARGUMENT names input and rank, what was expected and what was found, on all ranks.
+ * Results are those of whole batches, bit by bit; other ranks may feed whole ones. Outputs, ownership and the rest are as of a step. */
+WHALE_API whale_status *whale_session_run_slices(whale_session *session, int32_t run, int64_t batch, const int32_t *inputs,
+                                                 whale_tensor *const *input_tensors, size_t input_count, const int32_t *outputs,
+                                                 whale_tensor **output_tensors, size_t output_count, whale_cancel *cancel,
+                                                 whale_event **out);
 /* The entries that the session has, the newest last: the plan's, those that were prepared, and up to 16 that runs planned. */
 WHALE_API size_t whale_session_entry_count(const whale_session *session);
 WHALE_API whale_status *whale_session_entry(whale_session *session, size_t index, whale_entry *out);

@@ -32,18 +32,28 @@ void check_type(const char* what, const std::string& name, DType dtype, const Di
     throw invalid("{} '{}' has no data (null pointer)", what, name);
 }
 
-template <class Port, class Pointer>
+char nothing;  // what an empty tensor has for memory; never read or written
+
+// check(port, tensor): its type.
+template <class Port, class Pointer, class Check>
 void bind(const char* what, const std::vector<Port>& ports, const std::vector<NamedHost>& given,
-          std::vector<Pointer>& to) {
+          std::vector<Pointer>& to, Check check) {
   to.assign(ports.size(), nullptr);
   for (const NamedHost& host : given) {
     const size_t port = index_of(ports, host.name, what);
-    check_type(what, host.name, ports[port].dtype, ports[port].dims, host.tensor);
+    check(port, host.tensor);
     if (to[port] != nullptr) throw invalid("{} '{}' is given twice", what, host.name);
     // An empty tensor may come without memory, but it was given.
-    static char nothing;  // never read or written
     to[port] = host.tensor.data != nullptr ? host.tensor.data : &nothing;
   }
+}
+
+template <class Port, class Pointer>
+void bind(const char* what, const std::vector<Port>& ports, const std::vector<NamedHost>& given,
+          std::vector<Pointer>& to) {
+  bind(what, ports, given, to, [&](size_t port, const HostTensor& found) {
+    check_type(what, ports[port].name, ports[port].dtype, ports[port].dims, found);
+  });
 }
 
 }  // namespace
@@ -103,15 +113,36 @@ void bind_inputs(const std::vector<PlanInput>& ports, const std::vector<NamedHos
                     to_string(ports[i].dims));
 }
 
+void bind_slices(const std::vector<PlanInput>& ports, const std::vector<InputSlices>& slices, int rank,
+                 const std::vector<NamedHost>& inputs, bool allow_missing, std::vector<const void*>& to) {
+  bind("input", ports, inputs, to, [&](size_t i, const HostTensor& found) {
+    if (found.dtype != ports[i].dtype || found.dims != slices[i].dims())
+      throw invalid("the slices of rank {} of input '{}' are {} {}, expected {} {}: {}", rank, ports[i].name,
+                    name_of(found.dtype), to_string(found.dims), name_of(ports[i].dtype), to_string(slices[i].dims()),
+                    slices[i].text());
+    check_type("input", ports[i].name, ports[i].dtype, slices[i].dims(), found);
+  });
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (to[i] != nullptr) continue;
+    if (slices[i].empty())
+      to[i] = &nothing;
+    else if (!allow_missing)
+      throw invalid("the slices of rank {} of input '{}' are missing: expected {} {}, {}", rank, ports[i].name,
+                    name_of(ports[i].dtype), to_string(slices[i].dims()), slices[i].text());
+  }
+}
+
 void check_indices(const std::vector<PlanInput>& ports, const std::vector<const void*>& inputs,
-                   const std::vector<bool>& read) {
+                   const std::vector<bool>& read, const std::vector<InputSlices>& slices) {
   for (size_t i = 0; i < ports.size(); ++i)
     for (const IndexRange& range : ports[i].indices) {
-      if (inputs[i] == nullptr || !(read.empty() || read[i])) continue;
-      const auto bad = first_outside(ports[i].dtype, inputs[i], element_count(ports[i].dims), range);
+      if (inputs[i] == nullptr || !(read.empty() || read[i]) || (!slices.empty() && slices[i].empty())) continue;
+      const Dims& dims = slices.empty() ? ports[i].dims : slices[i].dims();
+      const auto bad = first_outside(ports[i].dtype, inputs[i], element_count(dims), range);
       if (bad)
-        throw invalid("input '{}' has the value {} at {}; it is an index and may be {}. This batch was not run",
-                      ports[i].name, bad->value, position_text(ports[i].dims, bad->position), to_string(range));
+        throw invalid("input '{}' has the value {} at {}{}; it is an index and may be {}. This batch was not run",
+                      ports[i].name, bad->value, position_text(dims, bad->position),
+                      slices.empty() ? "" : " of this rank's slices", to_string(range));
     }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/host_tensor.h"
+#include "data/input_slices.h"
 #include "plan/plan.h"
 
 namespace whale {
@@ -28,10 +29,13 @@ int64_t batch_of(const std::vector<PlanInput>& ports, const std::vector<NamedHos
 // Throws on unknown, repeated and wrongly typed or shaped tensors; on missing ones unless `allow_missing`.
 void bind_inputs(const std::vector<PlanInput>& ports, const std::vector<NamedHost>& inputs, bool allow_missing,
                  std::vector<const void*>& to);
+// The same for tensors that hold the slices of `rank`, in the order of the ports. One that is empty may be left out.
+void bind_slices(const std::vector<PlanInput>& ports, const std::vector<InputSlices>& slices, int rank,
+                 const std::vector<NamedHost>& inputs, bool allow_missing, std::vector<const void*>& to);
 // Throws when an element of an input that ops take for an index is out of their range. `read`: of each port, whether
-// the run reads it; empty: all are.
+// the run reads it; empty: all are. `slices`: what the inputs hold of the batch, in the order of the ports; empty: all.
 void check_indices(const std::vector<PlanInput>& ports, const std::vector<const void*>& inputs,
-                   const std::vector<bool>& read);
+                   const std::vector<bool>& read, const std::vector<InputSlices>& slices = {});
 void bind_outputs(const std::vector<PlanOutput>& ports, const std::vector<NamedHost>& outputs, std::vector<void*>& to);
 
 }  // namespace whale

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "plan/placed.h"
+#include "run/feeds.h"
 
 namespace whale {
 
@@ -301,13 +302,11 @@ class Binder {
 
   void add_piece(const ScheduleRow& row, const work::Feed& feed, BoundInstruction& bound) {
     const PlanInput& port = entry_.inputs.at(static_cast<size_t>(feed.input));
-    const SampleCut& cut = samples_of(*bound.source);
-    const bool whole = port.batch_dim < 0 || feed.whole_batch || row.whole || cut.micro_batches.empty();
-    const size_t u = whole ? 0 : static_cast<size_t>(row.micro_batch);
-    bound.pieces.resize(whole ? 1 : cut.micro_batches.size());
-    bound.pieces.at(u) =
-        piece_of(port.dtype, port.dims, port.batch_dim, entry_.batch, whole ? cut.whole : cut.micro_batches.at(u));
-    check_port(buffer(bound.source->out.at(0)), port.dtype, bound.pieces[u].bytes());
+    const FedSamples samples = fed_samples(entry_, row_, row, *bound.source);
+    bound.pieces.resize(samples.count);
+    Piece& piece = bound.pieces.at(samples.number);
+    piece = piece_of(port.dtype, port.dims, port.batch_dim, entry_.batch, samples.range);
+    check_port(buffer(bound.source->out.at(0)), port.dtype, piece.bytes());
   }
 
   void add_runs(const ScheduleRow& row, const work::Fetch& fetch, BoundInstruction& bound) {

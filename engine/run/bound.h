@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/feed.h"
+#include "data/input_slices.h"
 #include "device/device.h"
 #include "plan/plan.h"
 #include "run/handed_over.h"
@@ -27,10 +28,11 @@ struct BoundInstruction {
   };
   std::vector<Copy> copies;
   std::vector<std::vector<HandedRun>>
-      runs;                         // kFetch: by micro-batch, or one for all; none: another device hands it over
-  std::vector<Piece> pieces;        // kFeed: of the host's, likewise
-  std::vector<Wait> waits;          // of its row
-  std::vector<uint64_t*> versions;  // of the variables it writes
+      runs;                   // kFetch: by micro-batch, or one for all; none: another device hands it over
+  std::vector<Piece> pieces;  // kFeed: of the host's, likewise
+  std::vector<std::vector<FedRun>> slices;  // kFeed: where the host has this rank's slices alone, likewise
+  std::vector<Wait> waits;                  // of its row
+  std::vector<uint64_t*> versions;          // of the variables it writes
   // An op whose index the graph computes: what is checked before it runs, by way of `host`.
   struct IndexCheck {
     Operand operand;

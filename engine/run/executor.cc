@@ -6,6 +6,7 @@
 #include "base/philox.h"
 #include "data/convert.h"
 #include "data/indices.h"
+#include "run/feeds.h"
 
 namespace whale {
 
@@ -33,6 +34,7 @@ Executor::Executor(Machine& machine, Entry entry)
     const size_t d = static_cast<size_t>(device);
     programs_[d] = bind_program(machine_, *entry_, *links_, entry_->rows[d]);
   });
+  slices_ = bind_slices(*entry_, programs_);
   indices_vote_ = true;
   for (const auto& program : programs_)
     if (program) indices_vote_ = indices_vote_ && program->indices_checked_before_commit;
@@ -329,6 +331,11 @@ void Executor::check_index(BoundInstruction& bound, Device& device, size_t numbe
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
   const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->as<work::Feed>()->input)]);
+  if (takes_slices_) {
+    for (const FedRun& run : bound.slices[bound.slices.size() == 1 ? 0 : micro_batch])
+      device.copy_in(bound.data + run.device, host + run.host, run.bytes);
+    return;
+  }
   const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
   for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
     device.copy_in(bound.data + row * piece.run, host + piece.begin + row * piece.stride, piece.run);

@@ -49,6 +49,9 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   // Pointers in the order of the entry's ports, null: not given, not wanted. Fill them before start().
   std::vector<const void*>& inputs() { return inputs_; }
   std::vector<void*>& outputs() { return outputs_; }
+  // What the devices that are here read of each input, and whether inputs() of the next run are tensors of that alone.
+  const std::vector<InputSlices>& input_slices() const { return slices_; }
+  void take_slices(bool slices) { takes_slices_ = slices; }
 
   // Outputs that are not wanted are not computed, and what they alone need is not read; throws when a wanted one needs
   // an input that is not there. For entries that write no variables.
@@ -112,6 +115,8 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   bool timeline_filled_ = false;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
+  std::vector<InputSlices> slices_;
+  bool takes_slices_ = false;
   std::vector<uint8_t> overflows_;  // by rank; empty: no device sees any
   struct Narrowed {
     std::vector<Mask> masks;  // a mask per program

@@ -368,9 +368,12 @@ struct Session::Impl {
     return plan_executor(mode, batch, false).entry();
   }
 
-  Executor& executor(RunMode mode, const std::vector<NamedHost>& inputs) {
+  Executor& executor(RunMode mode, const std::vector<NamedHost>& inputs, int64_t slices_of) {
     const Entry& any = any_entry(mode);
-    const int64_t batch = batch_of(any.inputs, inputs, any.batch);
+    return executor(mode, slices_of > 0 ? slices_of : batch_of(any.inputs, inputs, any.batch));
+  }
+
+  Executor& executor(RunMode mode, int64_t batch) {
     if (const Known* k = known(mode, batch)) return *k->executor;
     check_may_plan(mode, batch);
     return plan_executor(mode, batch, false);
@@ -395,13 +398,21 @@ struct Session::Impl {
                                     : learning_rate_at(plan->optimizer.learning_rate, plan->lr_schedule, updates);
   }
 
-  Executor& prepared(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs) {
+  Executor& prepared(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
+                     int64_t slices_of) {
     return or_refuse([&]() -> Executor& {
-      Executor& chosen = executor(mode, inputs);
-      bind_inputs(chosen.entry().inputs, inputs, mode == RunMode::kEval, chosen.inputs());
+      Executor& chosen = executor(mode, inputs, slices_of);
+      const std::vector<PlanInput>& ports = chosen.entry().inputs;
+      const bool evaluates = mode == RunMode::kEval;
+      chosen.take_slices(slices_of > 0);
+      if (slices_of > 0)
+        bind_slices(ports, chosen.input_slices(), rank(), inputs, evaluates, chosen.inputs());
+      else
+        bind_inputs(ports, inputs, evaluates, chosen.inputs());
       bind_outputs(chosen.entry().outputs, outputs, chosen.outputs());
-      if (mode == RunMode::kEval) chosen.narrow_to_outputs();
-      check_indices(chosen.entry().inputs, chosen.inputs(), chosen.inputs_read());
+      if (evaluates) chosen.narrow_to_outputs();
+      static const std::vector<InputSlices> whole;
+      check_indices(ports, chosen.inputs(), chosen.inputs_read(), slices_of > 0 ? chosen.input_slices() : whole);
       return chosen;
     });
   }
@@ -412,13 +423,13 @@ struct Session::Impl {
   }
 
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
-                  std::shared_ptr<const Cancel> cancel) {
+                  std::shared_ptr<const Cancel> cancel, int64_t slices_of) {
     check_idle();
     check_whole();
     if (mode == RunMode::kStep && iteration >= kMostIterations)
       throw error(Code::kFailedPrecondition, "the session is at iteration {}, the last that a checkpoint can name",
                   iteration);
-    Executor& chosen = prepared(mode, inputs, outputs);
+    Executor& chosen = prepared(mode, inputs, outputs, slices_of);
     run = std::make_shared<RunState>();
     run_cancel = std::move(cancel);
     last = &chosen;
@@ -553,13 +564,22 @@ Session::Session(std::shared_ptr<const Plan> plan, std::shared_ptr<Backends> bac
 Session::~Session() = default;
 
 RunHandle Session::step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
-                        std::shared_ptr<const Cancel> cancel) {
-  return impl_->start(RunMode::kStep, inputs, outputs, std::move(cancel));
+                        std::shared_ptr<const Cancel> cancel, int64_t slices_of) {
+  return impl_->start(RunMode::kStep, inputs, outputs, std::move(cancel), slices_of);
 }
 
 RunHandle Session::eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
-                        std::shared_ptr<const Cancel> cancel) {
-  return impl_->start(RunMode::kEval, inputs, outputs, std::move(cancel));
+                        std::shared_ptr<const Cancel> cancel, int64_t slices_of) {
+  return impl_->start(RunMode::kEval, inputs, outputs, std::move(cancel), slices_of);
+}
+
+const InputSlices& Session::input_slices(RunMode mode, int64_t batch, std::string_view input) {
+  impl_->check_idle();
+  const Executor& executor = impl_->executor(mode, batch > 0 ? batch : impl_->plan->entries.front().batch);
+  const std::vector<PlanInput>& ports = executor.entry().inputs;
+  const auto port = std::ranges::find(ports, input, &PlanInput::name);
+  if (port == ports.end()) throw invalid("{} has no input '{}'", entry_name(mode), input);
+  return executor.input_slices()[static_cast<size_t>(port - ports.begin())];
 }
 
 void Session::prepare(RunMode mode, int64_t batch) { impl_->prepare(mode, batch); }
@@ -575,9 +595,9 @@ std::vector<EntryInfo> Session::entries() const {
 int64_t Session::planned() const { return impl_->planned; }
 
 std::vector<TensorType> Session::output_types(RunMode mode, const std::vector<NamedHost>& inputs,
-                                              const std::vector<std::string>& names) {
+                                              const std::vector<std::string>& names, int64_t slices_of) {
   impl_->check_idle();
-  const Entry& entry = impl_->executor(mode, inputs).entry();
+  const Entry& entry = impl_->executor(mode, inputs, slices_of).entry();
   std::vector<TensorType> types;
   for (const std::string& name : names) {
     const auto at =

@@ -1,8 +1,8 @@
 // A Session joins a plan with real devices: memory, variables, feeding, running, checkpoints. capi/ wraps exactly this.
 // In a world of several ranks each has a session of the same plan, with the devices that are here: all call the same in
-// the same order, feed whole batches of which each takes its devices' samples, and ask for the same outputs, which
-// every rank gets whole. A session belongs to one thread at a time. In a child process after fork() every call throws
-// failed_precondition.
+// the same order, feed whole batches of which each takes its devices' samples, or what its devices read of them, and
+// ask for the same outputs, which every rank gets whole. A session belongs to one thread at a time. In a child process
+// after fork() every call throws failed_precondition.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "data/host_tensor.h"
+#include "data/input_slices.h"
 #include "device/device.h"
 #include "plan/plan.h"
 #include "run/device_bytes.h"
@@ -71,10 +72,14 @@ class Session {
   // Starts a run and returns; what is wrong with the arguments is thrown here, what happens later by RunHandle::wait.
   // Memory of inputs and outputs must live until the run has ended. `outputs` are written into: dtype and dims must be
   // those of output_types(). One run at a time: failed_precondition while one is under way.
+  // slices_of: samples of the batch of which the inputs hold this rank's slices alone; 0: inputs are whole.
   RunHandle step(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
-                 std::shared_ptr<const Cancel> cancel = nullptr);
+                 std::shared_ptr<const Cancel> cancel = nullptr, int64_t slices_of = 0);
   RunHandle eval(const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
-                 std::shared_ptr<const Cancel> cancel = nullptr);
+                 std::shared_ptr<const Cancel> cancel = nullptr, int64_t slices_of = 0);
+  // What this rank's devices read of an input in a run of that many samples; 0: the graph's own. Plans what such a run
+  // would. It lives until the next call that may plan.
+  const InputSlices& input_slices(RunMode mode, int64_t batch, std::string_view input);
   // Instead of step or eval, where a caller's argument is refused before them: the other ranks, which begin the run,
   // are told why. Nothing in a session of one rank.
   void refuse_run(const Error& why);
@@ -85,7 +90,7 @@ class Session {
   // Types of the named outputs for a run on these inputs (data pointers are not looked at): what to allocate. As step:
   // failed_precondition while a run is under way.
   std::vector<TensorType> output_types(RunMode mode, const std::vector<NamedHost>& inputs,
-                                       const std::vector<std::string>& names);
+                                       const std::vector<std::string>& names, int64_t slices_of = 0);
   std::vector<std::string> output_names(RunMode mode) const;
 
   // Variables, logical and whole, in the order of the plan. These wait for a run that is under way.

@@ -1642,7 +1642,32 @@ typedef struct {
   size_t w1_here;
   whale_status* ended; /* of a step that this rank cancels, where `cancels` */
   int cancels;
+  int slices; /* 1: the steps are given what this rank reads alone */
 } Rank;
+
+/* What this rank reads of an input whose samples come first, one box behind the other. `size`: of a sample. */
+static whale_tensor* slices_of(whale_session* s, int32_t input, const char* data, size_t size) {
+  whale_port port = WHALE_PORT_INIT;
+  whale_tensor* out;
+  size_t count = 0, at = 0;
+  OK(whale_session_input_port(s, input, &port));
+  OK(whale_session_slice_count(s, WHALE_RUN_STEP, 0, input, &count));
+  CHECK(count <= 2 && port.rank <= 2);
+  int64_t begin[2][2], end[2][2], dims[2] = {0, port.dims[port.rank - 1]};
+  if (port.rank == 1) dims[0] = 0;
+  for (size_t i = 0; i < count; ++i) {
+    OK(whale_session_slice(s, WHALE_RUN_STEP, BATCH, input, i, begin[i], end[i]));
+    CHECK(port.rank == 1 || (begin[i][1] == 0 && end[i][1] == port.dims[1]));
+    dims[0] += end[i][0] - begin[i][0];
+  }
+  OK(whale_tensor_create(port.dtype, dims, port.rank, &out));
+  for (size_t i = 0; i < count; ++i) {
+    const size_t bytes = (size_t)(end[i][0] - begin[i][0]) * size;
+    memcpy((char*)whale_tensor_data(out) + at, data + (size_t)begin[i][0] * size, bytes);
+    at += bytes;
+  }
+  return out;
+}
 
 /* What a rank's thread does: its own engine, a session, steps, reads. */
 static void* run_rank(void* argument) {
@@ -1668,9 +1693,18 @@ static void* run_rank(void* argument) {
     OK(whale_session_output(s, WHALE_STR("loss"), &outputs[0]));
     OK(whale_session_output(s, WHALE_STR("logits"), &outputs[1]));
     whale_event* e;
+    whale_tensor* part[2] = {NULL, NULL};
+    if (rank->slices) {
+      part[0] = slices_of(s, inputs[0], (const char*)x_data, sizeof(float) * IN);
+      part[1] = slices_of(s, inputs[1], (const char*)y_data, sizeof(int32_t));
+    }
     for (int step = 0; step < 3; ++step) {
       whale_tensor* got[2] = {NULL, NULL};
-      OK(whale_session_step(s, inputs, fed, 2, outputs, got, 2, NULL, &e));
+      if (rank->slices)
+        OK(whale_session_run_slices(s, WHALE_RUN_STEP, step % 2 == 0 ? 0 : BATCH, inputs, part, 2, outputs, got, 2,
+                                    NULL, &e));
+      else
+        OK(whale_session_step(s, inputs, fed, 2, outputs, got, 2, NULL, &e));
       OK(whale_event_wait(e, -1, &done));
       whale_event_release(e);
       rank->losses[step] = *(const float*)whale_tensor_data(got[0]);
@@ -1695,6 +1729,7 @@ static void* run_rank(void* argument) {
     FAILS(whale_session_read_here(s, WHALE_STR("body.w1"), 0, whole, NULL), WHALE_INVALID_ARGUMENT, "the tensor given");
     whale_tensor_release(whole);
     whale_tensor_release(fed[0]), whale_tensor_release(fed[1]);
+    whale_tensor_release(part[0]), whale_tensor_release(part[1]);
     whale_session_release(s);
   }
   whale_engine_release(own);
@@ -1718,6 +1753,50 @@ static whale_plan* plan_for(const char* devices, const char* strategy) {
   whale_cluster_release(cluster);
   whale_graph_release(g);
   return plan;
+}
+
+/* Of a session without a world everything is read. */
+static void test_slices(void) {
+  whale_plan* plan = plan_for("ref:2", "");
+  whale_session* s;
+  whale_event* e = NULL;
+  size_t count = 7;
+  int64_t begin[2] = {-1, -1}, end[2] = {-1, -1};
+  const int64_t dims[] = {BATCH - 1, IN};
+  int32_t x, y;
+  OK(whale_session_create(engine, plan, NULL, &s));
+  OK(whale_session_input(s, WHALE_STR("x"), &x));
+  OK(whale_session_input(s, WHALE_STR("y"), &y));
+  FAILS(whale_session_slice_count(NULL, WHALE_RUN_STEP, 0, x, &count), WHALE_INVALID_ARGUMENT, "`session` is NULL");
+  FAILS(whale_session_slice_count(s, WHALE_RUN_STEP, 0, x, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_session_slice_count(s, 2, 0, x, &count), WHALE_INVALID_ARGUMENT, "`run` is 2");
+  FAILS(whale_session_slice_count(s, WHALE_RUN_STEP, -1, x, &count), WHALE_INVALID_ARGUMENT, "`batch` is -1");
+  FAILS(whale_session_slice_count(s, WHALE_RUN_STEP, 0, 9, &count), WHALE_INVALID_ARGUMENT, "there is no input 9");
+  FAILS(whale_session_slice_count(s, WHALE_RUN_STEP, BATCH - 1, x, &count), WHALE_FAILED_PRECONDITION,
+        "plans none in a run");
+  CHECK(count == 7);
+  OK(whale_session_slice_count(s, WHALE_RUN_STEP, BATCH, x, &count));
+  CHECK(count == 1);
+  FAILS(whale_session_slice(s, WHALE_RUN_STEP, 0, x, 1, begin, end), WHALE_INVALID_ARGUMENT,
+        "`index` is 1; this rank has 1 slices");
+  FAILS(whale_session_slice(s, WHALE_RUN_STEP, 0, x, 0, NULL, end), WHALE_INVALID_ARGUMENT, "`begin` is NULL");
+  FAILS(whale_session_slice(s, WHALE_RUN_STEP, 0, x, 0, begin, NULL), WHALE_INVALID_ARGUMENT, "`end` is NULL");
+  CHECK(begin[0] == -1 && end[0] == -1);
+  OK(whale_session_slice(s, WHALE_RUN_STEP, 0, x, 0, begin, end));
+  CHECK(begin[0] == 0 && end[0] == BATCH && begin[1] == 0 && end[1] == IN);
+  whale_tensor* less;
+  OK(whale_tensor_create(WHALE_F32, dims, 2, &less));
+  FAILS(whale_session_run_slices(s, 2, 0, &x, &less, 1, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT, "`run` is 2");
+  FAILS(whale_session_run_slices(s, WHALE_RUN_STEP, -1, &x, &less, 1, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "`batch` is -1");
+  FAILS(whale_session_run_slices(s, WHALE_RUN_STEP, 0, &x, &less, 1, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "the slices of rank 0 of input 'x' are f32");
+  FAILS(whale_session_run_slices(s, WHALE_RUN_STEP, 0, &x, NULL, 0, NULL, NULL, 0, NULL, &e), WHALE_INVALID_ARGUMENT,
+        "are missing");
+  CHECK(e == NULL && whale_session_iteration(s) == 0);
+  whale_tensor_release(less);
+  whale_session_release(s);
+  whale_plan_release(plan);
 }
 
 static void test_worlds(void) {
@@ -1762,6 +1841,20 @@ static void test_worlds(void) {
         CHECK(memcmp(both[r].w1, alone.w1, sizeof alone.w1) == 0);
       }
       CHECK(both[0].w1_here > 0 && both[0].w1_here + both[1].w1_here == sizeof alone.w1);
+    }
+    /* Each rank is given what it reads, or one of them all of it. */
+    for (int whole = -1; whole < 2; ++whole) {
+      Rank both[2] = {{.plan = plan, .world = worlds[0], .seed = 3, .cancels = 1},
+                      {.plan = plan, .world = worlds[1], .seed = 3, .cancels = 1}};
+      for (int r = 0; r < 2; ++r) both[r].slices = r != whole;
+      run_ranks(both, 2);
+      for (int r = 0; r < 2; ++r) {
+        OK(both[r].opened);
+        FAILS(both[r].ended, WHALE_CANCELLED, "");
+        CHECK(memcmp(both[r].losses, alone.losses, sizeof alone.losses) == 0);
+        CHECK(memcmp(both[r].logits, alone.logits, sizeof alone.logits) == 0);
+        CHECK(memcmp(both[r].w1, alone.w1, sizeof alone.w1) == 0);
+      }
     }
     whale_plan_release(plan);
   }
@@ -1814,6 +1907,7 @@ int main(void) {
   test_log();
   test_events();
   test_entries();
+  test_slices();
   test_worlds();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);

@@ -40,11 +40,25 @@ def test_python_example(example, tmp_path):
     run([sys.executable, str(ROOT / "examples/python" / example)], cwd=tmp_path)
 
 
+@pytest.mark.skipif(not (BUILD / "capi/libwhale_ucx.so").exists(), reason="built without UCX")
 def test_multi_process_example_alone_and_in_two_processes(tmp_path):
     """tests/launchers runs it under every launcher."""
     program = [sys.executable, str(ROOT / "examples/multi-process/train.py")]
     alone, two = run([*program, "cpu:2"], cwd=tmp_path), run(["whale", "launch", "-n", "2", "--", *program], cwd=tmp_path)
     assert alone.count("loss") == 3 and two == alone.replace("in 1 process", "in 2 process")
+
+
+@pytest.mark.skipif(not (BUILD / "capi/libwhale_ucx.so").exists(), reason="built without UCX")
+def test_each_rank_reads_its_own_samples_as_the_docs_say(tmp_path):
+    section = re.search(r"^## Each rank reads its own samples\n(.*?)^## ", (ROOT / "docs/many-processes.md").read_text(), re.S | re.M).group(1)
+    with_loader, without = re.findall(r"```py\n(.*?)```", section, re.S)
+    example = (ROOT / "examples/python/own_samples.py").read_text()
+    assert with_loader in example
+    shown = re.search(r"# (\{.*\}) on rank 0 of 2$", without, re.M).group(1)
+    program = f"{example}\n{without}\nassert (slices == {shown}) == (world.rank == 0)\n"
+    alone = run([sys.executable, "-c", example], cwd=tmp_path)
+    both = run(["whale", "launch", "-n", "2", "--", sys.executable, "-c", program], cwd=tmp_path)
+    assert both == alone.replace("in 1 process", "in 2 process") and "epoch 3" in alone
 
 
 def test_strategy_diffs_are_those_of_the_examples():

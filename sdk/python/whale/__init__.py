@@ -11,7 +11,7 @@
     loss = job.step(x=..., y=...)
 """
 
-from . import display, nn, ops, renamed as _renamed
+from . import data, display, nn, ops, renamed as _renamed
 from ._library import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, NotFound,
                        OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable, Unimplemented, WhaleError, configure, lib as _lib)
 from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int32, int64, uint8
@@ -19,6 +19,7 @@ from .graph import (Graph, Init, Scope, Tensor, cluster, constant, from_array, f
                     split, stage, truncated_normal, uniform, zeros)
 from .future import Future, wait_any
 from .job import Interrupted, Job, Plan, devices, drain_log, estimate, inspect_checkpoint, plan, plan_async
+from .local import Local
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress
 from .ranks import World, world, worlds

@@ -20,6 +20,7 @@ from .arrays import fit, numpy_of, view, widened
 from .dtypes import DType, as_dtype
 from .future import Future
 from .graph import Graph, precision_number
+from .local import Local, gathered
 from .optim import RANGES
 from .ranks import World
 from .records import Device, Entry, Memory, Port, Variable
@@ -336,6 +337,7 @@ class Job:
         self._variables: list[Variable] | None = None
         self._inputs: dict[str, dict[str, DType]] = {}
         self._outputs: dict[str, list[str]] = {}
+        self._batch_dims = {port.name: port.batch_dim for port in self.inputs()}
         self._numbers: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # of inputs and outputs, by entry
         for name in ("train", "eval"):
             inputs, outputs = ([(number, port) for number, port in enumerate(ports) if getattr(port, f"in_{name}")]
@@ -372,6 +374,9 @@ class Job:
         if unknown:
             raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
                                   "INVALID_ARGUMENT")
+        feeds, batch = gathered(feeds, self._batch_dims)
+        if batch is not None:
+            function = functools.partial(_run_slices, _abi.WHALE_RUN_STEP if entry == "train" else _abi.WHALE_RUN_EVAL, batch)
         tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
         numbers, fetched = self._numbers[entry]
         for name in fetch:
@@ -390,7 +395,7 @@ class Job:
             try:
                 start = lambda: check(function(self._handle.pointer, inputs, given, len(feeds), wanted, outputs, len(fetch), cancel.pointer,
                                                byref(event)))
-                sizes = (entry, *(tuple(getattr(value, "shape", ())) for value in feeds.values()))
+                sizes = (entry, batch, *(tuple(getattr(value, "shape", ())) for value in feeds.values()))
                 if sizes in self._sizes:
                     start()
                 else:  # a batch of a new size is planned first, which takes a while
@@ -418,7 +423,8 @@ class Job:
     def step(self, fetch: Sequence[str] = (), /, **inputs: Any) -> Any:
         """One training step on a batch; returns the loss, a float: the one before the update.
 
-        Inputs by name: numpy arrays or anything with DLPack. A smaller last batch is legal: means are over its own samples; numbers written
+        Inputs by name: numpy arrays or anything with DLPack, whole batches, or all of them ``whale.Local``: what this rank's devices read of
+        one. A smaller last batch is legal: means are over its own samples; numbers written
         into the model (``x.shape[0]``, ``1 / 8``) and fills that no op lays along samples stay. It is refused (``Unimplemented``) where samples
         meet before the loss other than by a sum, mean or maximum: ``a @ b.T`` of two batches, a softmax over the batch.
 
@@ -433,7 +439,7 @@ class Job:
         return self._run("train", lib.whale_session_step, inputs, fetch if "loss" in fetch else ["loss", *fetch], finish)
 
     def eval(self, fetch: Sequence[str] | None = None, /, **inputs: Any) -> dict[str, np.ndarray]:
-        """The forward pass on the current parameters: dropout off, running statistics used, nothing updated.
+        """The forward pass on the current parameters: dropout off, running statistics used, nothing updated. Inputs as of ``step``.
 
         Returns {name: array}; fetch None: every output, without the loss when not all inputs are given. InvalidArgument when an
         output needs an input that is missing."""
@@ -443,6 +449,19 @@ class Job:
                 fetch = [name for name in fetch if name != "loss"]
         fetch = arguments.names("fetch", fetch)
         return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
+
+    def slices(self, batch: int | None = None, *, run: str = "train") -> dict[str, list[tuple[slice, ...]]]:
+        """What this rank's devices read of each input in a step (run "eval": an evaluation) of ``batch`` samples on all ranks together, None: the
+        graph's own: ``whole[box]`` for each ``box`` of the input's list, in the order of their samples. No process needs to read more of its data.
+        ``job.step(x=whale.Local([x[box] for box in job.slices()["x"]]))`` gives it to a step.
+
+        Several boxes of one input are different ranges of samples, as a replica has them of several micro-batches; in other dimensions they are
+        alike, and less than all where a ``split`` by height or sequence reads no more. An empty list: this rank's devices read nothing of the
+        input. In a world of one, or without a world: everything. A size that is not planned yet is planned, as by a step."""
+        arguments.choice("run", run, list(self._numbers))
+        number = {"train": _abi.WHALE_RUN_STEP, "eval": _abi.WHALE_RUN_EVAL}[run]
+        samples = 0 if batch is None else arguments.integer("batch", batch, 1)
+        return {port: records.slices(self._handle.pointer, number, samples, index) for port, index in self._numbers[run][0].items()}
 
     def prepare(self, *, train_batches: Sequence[int] = (), eval_batches: Sequence[int] = ()) -> None:
         """Plans what runs of other batch sizes need, so that they plan nothing. train_batches: of steps, at most the plan's. eval_batches: of
@@ -591,6 +610,10 @@ class Job:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _run_slices(run: int, batch: int, session: int, *rest: Any) -> int:
+    return lib.whale_session_run_slices(session, run, batch, *rest)
 
 
 def _target(directory: str | os.PathLike) -> str:

@@ -18,7 +18,7 @@ class World:
     Each rank plans the same graph and starts a job of it: ``wh.plan(g, devices="cpu:4", world=world).start()``. The job holds the devices
     that are the rank's, and their parts of variables. All ranks make the same calls in the same order, each on a thread or in a process of
     its own: ``start`` (FailedPrecondition on every rank when plans, options or versions are not the same), ``step``, ``eval`` (whole
-    batches; the same outputs asked for), ``read``. What a rank fails with, or that it cancels, closes its job or runs something else, is
+    batches, or ``Local`` of this rank's; the same outputs asked for), ``read``. What a rank fails with, or that it cancels, closes its job or runs something else, is
     raised on every rank: ``error.rank`` says whose it is.
 
     rank: of this one, from 0. size: how many there are. It serves any number of jobs."""

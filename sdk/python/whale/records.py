@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_int32, c_size_t
+from ctypes import POINTER, byref, c_int32, c_int64, c_size_t
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -99,6 +99,17 @@ def _filled(kind: type, function, *arguments: Any) -> Any:
 def port(session: int, kind: str, number: int) -> Port:
     p = _filled(_abi.whale_port, getattr(lib, f"whale_session_{kind}_port"), session, number)
     return Port(text_of(p.name), BY_NUMBER[p.dtype], tuple(p.dims[:p.rank]), p.batch_dim, bool(p.in_step), bool(p.in_eval))
+
+
+def slices(session: int, run: int, batch: int, number: int) -> list[tuple[slice, ...]]:
+    """The boxes of an input that a rank's devices read."""
+    rank, count = len(port(session, "input", number).dims), c_size_t()
+    check(lib.whale_session_slice_count(session, run, batch, number, byref(count)))
+    begin, end, boxes = (c_int64 * max(1, rank))(), (c_int64 * max(1, rank))(), []
+    for i in range(count.value):
+        check(lib.whale_session_slice(session, run, batch, number, i, begin, end))
+        boxes.append(tuple(map(slice, begin[:rank], end[:rank])))
+    return boxes
 
 
 def variable(session: int, index: int) -> Variable:
