@@ -69,8 +69,7 @@ struct Bench {
   std::unique_ptr<Links> links;
   std::vector<std::unique_ptr<Collective>> bound;
 
-  Bench(const std::string& op, int64_t bytes, int rank, int size, Transport& transport, Links* shared,
-        Device& device) {
+  Bench(const std::string& op, int64_t bytes, int rank, int size, Transport& transport, Links* shared, Device& device) {
     const int64_t n = bytes / 4, begin = n * rank / size, end = n * (rank + 1) / size;
     in.resize(static_cast<size_t>(bytes)), out.resize(static_cast<size_t>(bytes));
     const auto operand = [](std::vector<char>& memory, Dims dims) {
@@ -126,14 +125,14 @@ struct Member {
 Link ring_of(int size, int64_t bytes) {
   Link link;
   link.name = "ring";
-  for (int r = 0; r < size; ++r)
-    link.transfers.push_back({r, (r + 1) % size, {{0, bytes / 4}}, {{0, bytes / 4}}});
+  for (int r = 0; r < size; ++r) link.transfers.push_back({r, (r + 1) % size, {{0, bytes / 4}}, {{0, bytes / 4}}});
   link.capacity = 2;
   return link;
 }
 
 // All members take as many calls: rank 0 says how many by what a few took.
-void measure(const Options& options, const Member& me, const std::function<std::shared_ptr<Links>(int64_t)>& open_links) {
+void measure(const Options& options, const Member& me,
+             const std::function<std::shared_ptr<Links>(int64_t)>& open_links) {
   for (const std::string& op : options.ops)
     for (const int64_t bytes : options.sizes) {
       const auto links = op == "send" ? open_links(bytes) : nullptr;
@@ -208,8 +207,8 @@ int run(int argc, char** argv) {
   }
   const auto launch = launch_environment();
   if (!launch) throw invalid("start it with whale launch -n 2 -- collectives, or with --inproc 2");
-  const auto worlds = join_processes(
-      {launch->rank, launch->size, launch->address, launch->port, launch->token, 30, backends.folder()});
+  const auto worlds =
+      join_processes({launch->rank, launch->size, launch->address, launch->port, launch->token, 30, backends.folder()});
   const World world = worlds->next();
   std::vector<int32_t> ranks;
   for (int r = 0; r < world.size(); ++r) ranks.push_back(r);

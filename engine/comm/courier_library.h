@@ -12,8 +12,8 @@ namespace whale {
 
 struct CourierOptions {
   int rank = 0, size = 1;
-  std::vector<bool> near;       // by rank: its process is one of this host
-  std::vector<pid_t> readable;  // by rank: its process, where this one can read its memory; else 0
+  std::vector<bool> near;                            // by rank: its process is one of this host
+  std::vector<pid_t> readable;                       // by rank: its process, where this one can read its memory; else 0
   std::function<void(std::string address)> publish;  // once, before the courier is there: how others reach it
   std::function<std::string(int rank)> address_of;   // waits until that rank has published it; throws
 };

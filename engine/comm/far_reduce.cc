@@ -16,8 +16,7 @@ using Chunks = std::vector<Piece>;
 Chunks chunks_of(const Device& device, const std::vector<Strided>& list) {
   Chunks out;
   const size_t bytes = bytes_of(list);
-  for (size_t at = 0; at < bytes; at += kChunk)
-    out.emplace_back(device, slice(list, at, std::min(at + kChunk, bytes)));
+  for (size_t at = 0; at < bytes; at += kChunk) out.emplace_back(device, slice(list, at, std::min(at + kChunk, bytes)));
   return out;
 }
 

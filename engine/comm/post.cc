@@ -13,11 +13,11 @@ namespace whale {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
-constexpr int kPolls = 200;                // before a thread that waits sleeps
+constexpr int kPolls = 200;                 // before a thread that waits sleeps
 constexpr size_t kWorthLending = 32 << 10;  // bytes: what is smaller is copied sooner than it is fetched
 constexpr uint32_t kPaced = 2;              // messages of a channel whose users pace it
 constexpr size_t kLoans = 8;                // of a channel, at once
-constexpr uint64_t kEarlySessions = 1024;  // that other ranks may have opened before this one
+constexpr uint64_t kEarlySessions = 1024;   // that other ranks may have opened before this one
 // Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed. Of
 // many ranks not all are that late.
 constexpr int kNoticesUnderWay = 2 * 3 + 1, kMostUnderWay = 256;
@@ -140,6 +140,18 @@ Notice notice_in(const LetterHead& head, std::string_view text) {
           .message = std::string(text)};
 }
 
+template <auto kBegin, auto kEnd>
+class Bracket {
+ public:
+  explicit Bracket(Courier& courier) : courier_(courier) { (courier_.*kBegin)(); }
+  ~Bracket() { (courier_.*kEnd)(); }
+  Bracket(const Bracket&) = delete;
+  Bracket& operator=(const Bracket&) = delete;
+
+ private:
+  Courier& courier_;
+};
+
 using Channel = std::pair<int, uint64_t>;  // the other rank, and the tag
 
 }  // namespace
@@ -224,14 +236,17 @@ struct Post::Desk {
   // Until `found`, which is asked under the lock; false: aborted.
   template <class Found>
   bool wait(Courier& courier, std::mutex& of, std::condition_variable& signal, Lookout* lookout, Found found) {
-    enum { kNotYet, kFound, kAborted } now = kNotYet;
-    const auto look = [&] {
-      const std::lock_guard lock(of);
-      now = aborted.load(std::memory_order_acquire) ? kAborted : found() ? kFound : kNotYet;
+    enum { kNotYet, kFound, kAborted } now = kNotYet;  // what is found is found once
+    const auto look_locked = [&] {
+      if (now == kNotYet) now = aborted.load(std::memory_order_acquire) ? kAborted : found() ? kFound : kNotYet;
       return now != kNotYet;
     };
+    const auto look = [&] {
+      const std::lock_guard lock(of);
+      return look_locked();
+    };
     if (look()) return now == kFound;
-    courier.wait_begins();
+    const Bracket<&Courier::wait_begins, &Courier::wait_ends> waits(courier);
     for (int turn = 0; !look(); ++turn) {
       if (turn < kPolls) {
         courier.poll();
@@ -239,15 +254,13 @@ struct Post::Desk {
       }
       if (lookout != nullptr) lookout->look();
       if (courier.sleeps()) {
-        courier.sleep_begins();
+        const Bracket<&Courier::sleep_begins, &Courier::sleep_ends> sleeps(courier);
         if (!look()) courier.sleep(kLookEvery.count());
-        courier.sleep_ends();
       } else {
         std::unique_lock lock(of);
-        if (!aborted.load(std::memory_order_acquire) && !found()) signal.wait_for(lock, kLookEvery);
+        if (!look_locked()) signal.wait_for(lock, kLookEvery);
       }
     }
-    courier.wait_ends();
     return now == kFound;
   }
 };

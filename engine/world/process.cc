@@ -112,10 +112,10 @@ class ProcessWorlds final : public Worlds {
                    [news](int rank, const std::string& why) { news->lost(rank, why); }});
     store_->put(key("host", rank_), host_identity());
     store_->put(key("memory", rank_), shown(std::random_device{}()));
-    // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the post
-    // for as long, is the store's own.
+    // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the
+    // post for as long, is the store's own.
     const auto get = [weak = std::weak_ptr(store_), size = size_, patience = options.timeout_seconds](const char* what,
-                                                                                                     int rank) {
+                                                                                                      int rank) {
       const std::shared_ptr<Store> store = weak.lock();
       if (!store) throw error(Code::kUnavailable, "rank {} cannot be asked for: the world has been left", rank);
       try {

@@ -148,7 +148,7 @@ class UcxCourier final : public Courier {
     ucp_ep_h ep = nullptr;
     bool lost = false;
     std::atomic<bool> reads_here{false};  // it can read this one's memory
-    size_t under_way = 0;  // letters
+    size_t under_way = 0;                 // letters
     UcxCourier* courier = nullptr;
     int rank = 0;
   };
