@@ -2,10 +2,13 @@
 // for each other one what that one needs of it, and puts down or combines, in the order of the members, what comes:
 // the bits are those of the transport among threads, which is tested against this.
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "base/error.h"
 #include "comm/adasum_tree.h"
 #include "comm/all_to_all_shape.h"
+#include "comm/chain.h"
 #include "comm/far_reduce.h"
 #include "comm/member.h"
 #include "comm/messages.h"
@@ -52,7 +55,6 @@ DType one_type(const CollectiveSpec& spec) {
 // A small bucket goes whole from each to each. Of a large one every member combines a slice, which then goes to all:
 // 2 / members of the bytes. An element is combined in the same order both ways.
 std::unique_ptr<Collective> all_reduce(const Seat& seat, const CollectiveSpec& spec) {
-  if (spec.in.empty() || seat.size() == 1) return std::make_unique<Gone>();
   std::vector<Strided> bucket;
   for (const Operand& x : spec.in) bucket.push_back(dense(x));
   const DType dtype = one_type(spec);
@@ -173,7 +175,7 @@ class Reference final : public Transport {
     const auto at = static_cast<size_t>(std::find(part.begin(), part.end(), device) - part.begin());
     const Seat seat{part, at, spec.group, memory, *wire_, ranks_};
     switch (spec.op) {
-      case OpCode::k_all_reduce: return all_reduce(seat, spec);
+      case OpCode::k_all_reduce: return bind_all_reduce(seat, spec);
       case OpCode::k_reduce_scatter:
       case OpCode::k_all_gather: return by_cuts(seat, spec);
       case OpCode::k_all_to_all: return all_to_all(seat, spec);
@@ -189,14 +191,34 @@ class Reference final : public Transport {
   }
   void abort() override {
     near_->abort();
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto& [first, members] : here_) members->meetings.abort();
+    }
     wire_->abort();
   }
   void reset() override {
     near_->reset();
+    for (auto& [first, members] : here_) members->reset();
     wire_->begin_run();
   }
 
  private:
+  std::unique_ptr<Collective> bind_all_reduce(const Seat& seat, const CollectiveSpec& spec) {
+    if (spec.in.empty() || seat.size() == 1) return std::make_unique<Gone>();
+    const RanksOfGroup ranks(seat, wire_->rank());
+    double bytes = 0;
+    for (const Operand& x : spec.in) bytes += static_cast<double>(element_count(x.dims) * size_of(x.dtype));
+    one_type(spec);
+    if (bytes == 0 || !chain_pays(ranks, bytes)) return all_reduce(seat, spec);
+    const RanksOfGroup::Run& run = ranks.runs[ranks.here];
+    const auto first = seat.devices.begin() + static_cast<ptrdiff_t>(run.begin);
+    const std::lock_guard lock(mutex_);
+    auto& members = here_[{seat.group, *first}];
+    if (!members)
+      members = std::make_unique<GroupState>(std::vector<int32_t>(first, first + static_cast<ptrdiff_t>(run.count)));
+    return bind_chain(*members, ranks, seat, spec);
+  }
   bool is_here(int32_t device) const { return ranks_[static_cast<size_t>(device)] == wire_->rank(); }
   const std::vector<int32_t>& part_of(int device, int32_t group) const {
     if (group < 0 || static_cast<size_t>(group) >= groups_.size())
@@ -211,6 +233,9 @@ class Reference final : public Transport {
   const std::vector<int32_t> ranks_;
   bool everything_;
   std::unique_ptr<Transport> near_;
+  std::mutex mutex_;
+  // The members of a group that are here, where others are not: by the group and the first of them.
+  std::map<std::pair<int32_t, int32_t>, std::unique_ptr<GroupState>> here_;
 };
 
 }  // namespace
