@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
@@ -63,11 +62,10 @@ const CourierEntry& courier_library(const std::string& folder) {
                    "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
 }
 
-// Where a process shows that its memory can be read: what stands at an address of it.
-std::string shown(uint64_t secret) {
-  static std::atomic<uint64_t> place;
-  place = secret;
-  return fmt::format("{} {} {}", getpid(), reinterpret_cast<uintptr_t>(&place), secret);
+// Where a process shows that its memory can be read, and what stands there.
+std::string shown() {
+  static const uint64_t secret = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  return fmt::format("{} {} {}", getpid(), reinterpret_cast<uintptr_t>(&secret), secret);
 }
 // The process, or 0.
 pid_t readable(const std::string& shown) {
@@ -111,7 +109,7 @@ class ProcessWorlds final : public Worlds {
                    fmt::format("host '{}', process {}", host_name(), getpid()),
                    [news](int rank, const std::string& why) { news->lost(rank, why); }});
     store_->put(key("host", rank_), host_identity());
-    store_->put(key("memory", rank_), shown(std::random_device{}()));
+    store_->put(key("memory", rank_), shown());
     // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the
     // post for as long, is the store's own.
     const auto get = [weak = std::weak_ptr(store_), size = size_, patience = options.timeout_seconds](const char* what,
