@@ -1,9 +1,8 @@
 #include "async_work.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
+#include "base/no_signals.h"
 #include "guard.h"
 
 namespace whale::capi {
@@ -40,25 +39,18 @@ AsyncWork::AsyncWork() : process_(::getpid()) {}
 
 std::shared_ptr<AsyncWork> AsyncWork::start(std::function<void()> f, const char* call) {
   std::shared_ptr<AsyncWork> work(new AsyncWork);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const NoSignals quiet;
     work->thread_ = std::make_unique<std::thread>([f = std::move(f), state = work->state_, call]() mutable {
       run(f, *state, call);
       f = nullptr;  // what it held goes with the thread
     });
   } catch (const std::system_error& e) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw error(Code::kResourceExhausted,
                 "no thread could be made for {} ({}); raise the limit of threads (RLIMIT_NPROC, pids.max) or of "
                 "addresses (RLIMIT_AS)",
                 call, e.what());
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return work;
 }
 

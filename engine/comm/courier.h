@@ -15,14 +15,16 @@ namespace whale {
 struct LetterHead {
   enum Kind : uint8_t {
     kMessage,  // of a channel: `tag`, in the order of `sequence`
+    kLent,     // the same; its body says where the message lies with its sender
     kTaken,    // its receiver has taken the next message
+    kRead,     // its receiver has read a lent one
     kNotice,
   };
   uint64_t session = 0, run = 0;
   uint64_t tag = 0;       // kNotice: its subject
   uint32_t from = 0;      // rank
-  uint32_t sequence = 0;  // kMessage: from 0 in each run; kNotice: its code
-  uint32_t capacity = 0;  // kMessage: of the channel
+  uint32_t sequence = 0;  // of a message: from 0 in each run; kNotice: its code
+  uint32_t capacity = 0;  // of a message: of the channel
   Kind kind = kMessage;
   uint8_t notice = 0;  // kNotice: Notice::Kind; the body is its text
   uint16_t unused = 0;
@@ -56,10 +58,26 @@ class Courier {
   // but for large ones, which may come after smaller ones that were sent later. What cannot be sent is not: the
   // receiver hears that the rank is lost.
   virtual void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) = 0;
+  // That rank can read the memory of this one, as far as is known.
+  virtual bool lends_to(int /*rank*/) const { return false; }
+  // Copies the memory of another rank. false: it is not there, or not any more.
+  virtual bool read(int /*rank*/, uint64_t /*address*/, char* /*place*/, size_t /*bytes*/) { return false; }
   // That rank is lost, as somebody else noticed: what is on the way to it is not waited for.
   virtual void give_up(int rank) = 0;
-  // For a thread that waits for a letter and has nothing else to do.
-  virtual void poll() = 0;
+
+  // Threads that wait for letters carry them themselves, rather than wait for a thread that does. Between wait_begins()
+  // and wait_ends() they poll, and sleep where nothing has come for long: sleep() may be called only where what is
+  // waited for was not there after sleep_begins(). It ends when something may have come, or at wake().
+  virtual void wait_begins() {}
+  virtual void poll() {}
+  virtual bool sleeps() const { return false; }  // false: somebody else notices
+  virtual void sleep_begins() {}
+  virtual void sleep(int /*milliseconds*/) {}
+  virtual void sleep_ends() {}
+  virtual void wake() noexcept {}
+  virtual void wait_ends() {}
+  // A notice may come that somebody waits for who does not carry letters.
+  virtual void listen() noexcept {}
 };
 inline constexpr size_t kSmallBody = 2000;  // bytes
 

@@ -2,6 +2,8 @@
 // compared for equality before anything else is touched.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 
 #include "comm/courier.h"
@@ -11,6 +13,7 @@ namespace whale {
 struct CourierOptions {
   int rank = 0, size = 1;
   std::vector<bool> near;                            // by rank: its process is one of this host
+  std::vector<pid_t> readable;                       // by rank: its process, where this one can read its memory; else 0
   std::function<void(std::string address)> publish;  // once, before the courier is there: how others reach it
   std::function<std::string(int rank)> address_of;   // waits until that rank has published it; throws
   // The connection to that rank has failed. True: somebody else says who is lost, be it that rank or another one whose

@@ -32,6 +32,8 @@ class BoxRuns {
     if (dims.empty()) bytes_ = element_bytes;
   }
   int64_t bytes() const { return bytes_; }
+  bool is_one_run() const { return count_ == 0; }
+  int64_t begin() const { return begin_; }
 
   template <class Body>  // body(offset in the tensor, bytes)
   void each(Body body) const {
@@ -163,6 +165,8 @@ class Receive final : public Collective {
 
  private:
   bool take_far(const End& end, Lookout* lookout) {
+    if (end.boxes.size() == 1 && end.boxes[0].is_one_run() && device_.in_host_memory())
+      return end.receiver->take(data_ + end.boxes[0].begin(), end.bytes, lookout);
     const char* from = end.receiver->begin(end.bytes, lookout);
     if (from == nullptr) return false;
     read(end, from);

@@ -7,18 +7,27 @@
 #include <cstring>
 #include <list>
 #include <tuple>
+#include <utility>
 
 namespace whale {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
-constexpr int kPolls = 200;                // before a thread that waits sleeps
-constexpr uint64_t kEarlySessions = 1024;  // that other ranks may have opened before this one
+constexpr int kPolls = 200;                 // before a thread that waits sleeps
+constexpr size_t kWorthLending = 32 << 10;  // bytes: what is smaller is copied sooner than it is fetched
+constexpr uint32_t kPaced = 2;              // messages of a channel whose users pace it
+constexpr size_t kLoans = 8;                // of a channel, at once
+constexpr uint64_t kEarlySessions = 1024;   // that other ranks may have opened before this one
 // Of one rank, that another has not heard yet: of this run and the next, begun, ready or stopped, and lost; closed. Of
 // many ranks not all are that late.
 constexpr int kNoticesUnderWay = 2 * 3 + 1, kMostUnderWay = 256;
 
 struct Mailbox;
+
+// Where a lent message lies with its sender: the body of its letter.
+struct Loan {
+  uint64_t address = 0, bytes = 0;
+};
 
 // A letter on its way in.
 struct Parcel {
@@ -26,6 +35,9 @@ struct Parcel {
   Mailbox* box = nullptr;  // that it is put in; null: it is a notice
   bool here = false;       // all of it
   std::vector<char> bytes;
+  Loan loan = {};  // of what is lent
+  size_t size() const { return is_lent() ? loan.bytes : bytes.size(); }
+  bool is_lent() const { return head.kind == LetterHead::kLent; }
 };
 
 // Messages that came by a channel. Their memory is used again, so that none is taken once the largest was sent.
@@ -39,20 +51,22 @@ struct Mailbox {
 
   // As many as can be on the way at once, one that is read, and one of a run that was aborted.
   Parcel& room(const LetterHead& head, size_t bytes) {
-    for (; parcels < size_t{head.capacity} + 2; ++parcels) spare.emplace_back();
+    const size_t most = head.capacity == 0 ? kPaced : head.capacity;
+    for (; parcels < most + 2; ++parcels) spare.emplace_back();
     if (spare.empty()) spare.emplace_back(), ++parcels;
-    if (bytes > largest) {
-      largest = bytes;
-      for (auto* list : {&waiting, &spare})
-        for (Parcel& p : *list)
-          if (p.here || list == &spare) p.bytes.reserve(largest);
-    }
     Parcel& parcel = spare.front();
-    parcel.bytes.reserve(largest);
-    parcel.bytes.resize(bytes);
     parcel.head = head, parcel.box = this, parcel.here = false;
+    if (!parcel.is_lent()) make_room(bytes), parcel.bytes.resize(bytes);
     waiting.splice(waiting.end(), spare, spare.begin());
     return parcel;
+  }
+  void make_room(size_t bytes) {
+    if (bytes > largest) {
+      largest = bytes;
+      for (Parcel& p : waiting)
+        if (p.here) p.bytes.reserve(largest);
+    }
+    for (Parcel& p : spare) p.bytes.reserve(largest);
   }
   void give_back(std::list<Parcel>& read) {
     for (Parcel& p : read) p.bytes.reserve(largest);
@@ -81,20 +95,37 @@ struct Outgoing {
   struct Buffer {
     std::vector<char> bytes;
     bool under_way = false;
+    bool lent = false;      // until it is read
+    uint32_t sequence = 0;  // lent: of its letter
     Outgoing* of = nullptr;
   };
   std::mutex mutex;
-  std::condition_variable freed;  // a message was taken, or a buffer is free
+  std::condition_variable freed;  // a message was taken or read, or a buffer is free
   std::list<Buffer> buffers;
   uint32_t capacity = 1;
   size_t largest = 0;
   uint64_t run = 0;
-  uint32_t sent = 0, taken = 0;  // of that run
+  uint32_t sent = 0, taken = 0, lent = 0;  // of that run; lent: not read yet
 
+  void enter(uint64_t now) {
+    if (run == now) return;
+    run = now, sent = taken = lent = 0;
+    for (Buffer& b : buffers)  // what an aborted run left unread nobody reads, or for nothing
+      if (std::exchange(b.lent, false)) b.under_way = false;
+  }
+  void was_read(uint32_t sequence) {
+    ++taken;
+    for (Buffer& b : buffers)
+      if (b.lent && b.sequence == sequence) {
+        b.under_way = b.lent = false;
+        return;
+      }
+    lent -= lent > 0;
+  }
+  bool is_full() const { return capacity > 0 && sent - taken >= capacity; }
   // Where the next message is written; null: not yet.
-  Buffer* free_buffer(uint64_t now) {
-    if (run != now) run = now, sent = taken = 0;
-    if (sent - taken >= capacity) return nullptr;
+  Buffer* free_buffer() {
+    if (is_full()) return nullptr;
     const auto at = std::find_if(buffers.begin(), buffers.end(), [](const Buffer& b) { return !b.under_way; });
     return at == buffers.end() ? nullptr : &*at;
   }
@@ -108,6 +139,18 @@ Notice notice_in(const LetterHead& head, std::string_view text) {
           .code = static_cast<Code>(head.sequence),
           .message = std::string(text)};
 }
+
+template <auto kBegin, auto kEnd>
+class Bracket {
+ public:
+  explicit Bracket(Courier& courier) : courier_(courier) { (courier_.*kBegin)(); }
+  ~Bracket() { (courier_.*kEnd)(); }
+  Bracket(const Bracket&) = delete;
+  Bracket& operator=(const Bracket&) = delete;
+
+ private:
+  Courier& courier_;
+};
 
 using Channel = std::pair<int, uint64_t>;  // the other rank, and the tag
 
@@ -193,20 +236,32 @@ struct Post::Desk {
   // Until `found`, which is asked under the lock; false: aborted.
   template <class Found>
   bool wait(Courier& courier, std::mutex& of, std::condition_variable& signal, Lookout* lookout, Found found) {
-    for (int turn = 0;; ++turn) {
-      {
-        std::unique_lock lock(of);
-        if (aborted.load(std::memory_order_acquire)) return false;
-        if (found()) return true;
-        if (turn >= kPolls) {
-          signal.wait_for(lock, kLookEvery);
-          if (aborted.load(std::memory_order_acquire)) return false;
-          if (found()) return true;
-        }
+    enum { kNotYet, kFound, kAborted } now = kNotYet;  // what is found is found once
+    const auto look_locked = [&] {
+      if (now == kNotYet) now = aborted.load(std::memory_order_acquire) ? kAborted : found() ? kFound : kNotYet;
+      return now != kNotYet;
+    };
+    const auto look = [&] {
+      const std::lock_guard lock(of);
+      return look_locked();
+    };
+    if (look()) return now == kFound;
+    const Bracket<&Courier::wait_begins, &Courier::wait_ends> waits(courier);
+    for (int turn = 0; !look(); ++turn) {
+      if (turn < kPolls) {
+        courier.poll();
+        continue;
       }
-      courier.poll();
-      if (lookout != nullptr && turn >= kPolls) lookout->look();
+      if (lookout != nullptr) lookout->look();
+      if (courier.sleeps()) {
+        const Bracket<&Courier::sleep_begins, &Courier::sleep_ends> sleeps(courier);
+        if (!look()) courier.sleep(kLookEvery.count());
+      } else {
+        std::unique_lock lock(of);
+        if (!look_locked()) signal.wait_for(lock, kLookEvery);
+      }
     }
+    return now == kFound;
   }
 };
 
@@ -216,12 +271,13 @@ class Post::Outbox final : public Wire::Sender {
       : post_(std::move(post)), desk_(std::move(desk)), to_(to), tag_(tag), out_(desk_->out(to, tag)) {
     const std::lock_guard lock(out_.mutex);
     out_.capacity = capacity;
-    while (out_.buffers.size() < size_t{capacity} + 1) out_.buffers.emplace_back().of = &out_;
+    while (out_.buffers.size() < (capacity == 0 ? kPaced : capacity) + 1) out_.buffers.emplace_back().of = &out_;
   }
   char* begin(size_t bytes, Lookout* lookout) override {
     const uint64_t run = desk_->run.load(std::memory_order_relaxed);
     const auto found = [&] {
-      buffer_ = out_.free_buffer(run);
+      out_.enter(run);
+      buffer_ = out_.free_buffer();
       if (buffer_ == nullptr) return false;
       if (bytes > out_.largest) {
         out_.largest = bytes;
@@ -232,20 +288,57 @@ class Post::Outbox final : public Wire::Sender {
       buffer_->bytes.resize(bytes);
       return true;
     };
-    if (!desk_->wait(*post_->courier_, out_.mutex, out_.freed, lookout, found)) return nullptr;
+    if (!wait(lookout, found)) return nullptr;
     return bytes == 0 ? &nothing_ : buffer_->bytes.data();
   }
   void end() override {
-    LetterHead head{.tag = tag_};
-    {
-      const std::lock_guard lock(out_.mutex);
-      buffer_->under_way = true;
-      head.run = out_.run, head.sequence = out_.sent++, head.capacity = out_.capacity;
+    const bool lends = worth_lending(buffer_->bytes.size());
+    LetterHead head = next_head(lends ? LetterHead::kLent : LetterHead::kMessage, [&](uint32_t sequence) {
+      buffer_->under_way = true, buffer_->lent = lends, buffer_->sequence = sequence;
+    });
+    if (lends)
+      send_loan(head, buffer_->bytes.data(), buffer_->bytes.size());
+    else
+      post_->send(*desk_, to_, head, buffer_->bytes.data(), buffer_->bytes.size(), {desk_, buffer_});
+  }
+  bool lend(const char* data, size_t bytes, Lookout* lookout) override {
+    if (!worth_lending(bytes)) {
+      char* to = begin(bytes, lookout);
+      if (to == nullptr) return false;
+      if (bytes > 0) std::memcpy(to, data, bytes);
+      end();
+      return true;
     }
-    post_->send(*desk_, to_, head, buffer_->bytes.data(), buffer_->bytes.size(), {desk_, buffer_});
+    const uint64_t run = desk_->run.load(std::memory_order_relaxed);
+    if (!wait(lookout, [&] {
+          out_.enter(run);
+          return !out_.is_full() && out_.lent < kLoans;
+        }))
+      return false;
+    send_loan(next_head(LetterHead::kLent, [&](uint32_t) { ++out_.lent; }), data, bytes);
+    return true;
+  }
+  bool settle(Lookout* lookout) override {
+    return wait(lookout, [&] { return out_.lent == 0; });
   }
 
  private:
+  bool worth_lending(size_t bytes) const { return bytes >= kWorthLending && post_->courier_->lends_to(to_); }
+  template <class Note>
+  LetterHead next_head(LetterHead::Kind kind, Note note) {
+    const std::lock_guard lock(out_.mutex);
+    note(out_.sent);
+    return {.run = out_.run, .tag = tag_, .sequence = out_.sent++, .capacity = out_.capacity, .kind = kind};
+  }
+  void send_loan(const LetterHead& head, const char* data, size_t bytes) {
+    const Loan loan{reinterpret_cast<uintptr_t>(data), bytes};
+    post_->send(*desk_, to_, head, &loan, sizeof loan, {});
+  }
+  template <class Found>
+  bool wait(Lookout* lookout, Found found) {
+    return desk_->wait(*post_->courier_, out_.mutex, out_.freed, lookout, found);
+  }
+
   const std::shared_ptr<Post> post_;
   const std::shared_ptr<Desk> desk_;
   const int to_;
@@ -260,28 +353,65 @@ class Post::Inbox final : public Wire::Receiver {
   Inbox(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk, int from, uint64_t tag)
       : post_(std::move(post)), desk_(std::move(desk)), from_(from), tag_(tag), box_(desk_->mailbox(from, tag)) {}
   const char* begin(size_t bytes, Lookout* lookout) override {
-    const uint64_t run = desk_->run.load(std::memory_order_relaxed);
-    const auto found = [&] {
-      if (!mine_.empty()) box_.give_back(mine_);  // of a run that was aborted
-      return box_.take(run, mine_);
-    };
-    if (!desk_->wait(*post_->courier_, box_.mutex, box_.came, lookout, found)) return nullptr;
-    post_->send(*desk_, from_, {.run = run, .tag = tag_, .kind = LetterHead::kTaken}, nullptr, 0, {});
-    if (mine_.front().bytes.size() != bytes) throw runs_something_else(from_, post_->rank());
-    return bytes == 0 ? &nothing_ : mine_.front().bytes.data();
+    if (!next(bytes, lookout)) return nullptr;
+    Parcel& parcel = mine_.front();
+    if (bytes == 0) return &nothing_;
+    if (!parcel.is_lent()) return parcel.bytes.data();
+    if (read_.size() < bytes) read_.resize(bytes);
+    return read(parcel, read_.data(), lookout) ? read_.data() : nullptr;
   }
   void end() override {
     const std::lock_guard lock(box_.mutex);
     box_.give_back(mine_);
   }
+  bool take(char* to, size_t bytes, Lookout* lookout) override {
+    if (!next(bytes, lookout)) return false;
+    Parcel& parcel = mine_.front();
+    if (parcel.is_lent()) {
+      if (!read(parcel, to, lookout)) return false;
+    } else if (bytes > 0) {
+      std::memcpy(to, parcel.bytes.data(), bytes);
+    }
+    end();
+    return true;
+  }
 
  private:
+  bool next(size_t bytes, Lookout* lookout) {
+    const uint64_t run = desk_->run.load(std::memory_order_relaxed);
+    if (!wait(lookout, [&] {
+          if (!mine_.empty()) box_.give_back(mine_);  // of a run that was aborted
+          return box_.take(run, mine_);
+        }))
+      return false;
+    const Parcel& parcel = mine_.front();
+    if (parcel.head.capacity > 0 && !parcel.is_lent()) answer(LetterHead::kTaken);
+    if (parcel.size() != bytes) throw runs_something_else(from_, post_->rank());
+    return true;
+  }
+  bool read(const Parcel& parcel, char* to, Lookout* lookout) {
+    // Where it is not there any more, its sender has given up, and says so, or is lost.
+    if (!post_->courier_->read(from_, parcel.loan.address, to, parcel.loan.bytes))
+      return wait(lookout, [] { return false; });
+    answer(LetterHead::kRead);
+    return true;
+  }
+  void answer(LetterHead::Kind kind) {
+    const LetterHead& of = mine_.front().head;
+    post_->send(*desk_, from_, {.run = of.run, .tag = tag_, .sequence = of.sequence, .kind = kind}, nullptr, 0, {});
+  }
+  template <class Found>
+  bool wait(Lookout* lookout, Found found) {
+    return desk_->wait(*post_->courier_, box_.mutex, box_.came, lookout, found);
+  }
+
   const std::shared_ptr<Post> post_;
   const std::shared_ptr<Desk> desk_;
   const int from_;
   const uint64_t tag_;
   Mailbox& box_;
   std::list<Parcel> mine_;  // the one that is being read
+  std::vector<char> read_;  // what was lent
   char nothing_ = 0;
 };
 
@@ -305,7 +435,10 @@ class Post::Line final : public Wire {
     desk_->aborted.store(false, std::memory_order_release);
     ring();  // what came before may be of this run
   }
-  void abort() noexcept override { desk_->abort(); }
+  void abort() noexcept override {
+    desk_->abort();
+    post_->wake();
+  }
   void tell(Notice notice) override {
     const LetterHead head{.run = desk_->run.load(),
                           .tag = notice.subject,
@@ -315,6 +448,7 @@ class Post::Line final : public Wire {
     const size_t bytes = std::min(notice.message.size(), kSmallBody);
     for (int r = 0; r < size(); ++r)
       if (r != rank()) post_->send(*desk_, r, head, notice.message.data(), bytes, {});
+    post_->courier_->listen();  // theirs are waited for
   }
   bool hear(Notice& notice) override { return desk_->hear(notice); }
   void wait_for_notices() override {
@@ -335,10 +469,18 @@ class Post::Line final : public Wire {
 std::shared_ptr<Post> Post::open(int size, const MakeCourier& make) {
   std::shared_ptr<Post> post(new Post(size));
   post->courier_ = make(*post);
+  post->at_hand_ = post->courier_.get();
   return post;
 }
 
-Post::~Post() { courier_.reset(); }
+Post::~Post() {
+  at_hand_ = nullptr;
+  courier_.reset();
+}
+
+void Post::wake() noexcept {
+  if (Courier* courier = at_hand_) courier->wake();
+}
 
 std::shared_ptr<Wire> Post::next_wire() {
   std::shared_ptr<Desk> desk;
@@ -375,15 +517,27 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
   if (!desk) return {};
   const int from = static_cast<int>(head.from);
   Parcel* parcel = nullptr;
-  if (head.kind == LetterHead::kTaken) {
+  if (head.kind == LetterHead::kTaken || head.kind == LetterHead::kRead) {
     Outgoing& out = desk->out(from, head.tag);
-    const std::lock_guard lock(out.mutex);
-    out.taken += head.run == out.run;
+    {
+      const std::lock_guard lock(out.mutex);
+      if (head.run != out.run) return {};
+      if (head.kind == LetterHead::kRead)
+        out.was_read(head.sequence);
+      else
+        ++out.taken;
+    }
     out.freed.notify_all();
-  } else if (head.kind == LetterHead::kMessage) {
+    wake();
+  } else if (head.kind == LetterHead::kMessage || head.kind == LetterHead::kLent) {
+    if (head.kind == LetterHead::kLent && bytes != sizeof(Loan)) return {};
     Mailbox& box = desk->mailbox(from, head.tag);
     const std::lock_guard lock(box.mutex);
     parcel = &box.room(head, bytes);
+    if (parcel->is_lent()) {
+      body = reinterpret_cast<char*>(&parcel->loan);
+      return {std::move(desk), parcel};
+    }
   } else if (bytes == 0) {
     desk->add(notice_in(head, {}));
   } else {
@@ -403,6 +557,7 @@ void Post::arrived(const Ticket& letter) noexcept {
       parcel->here = true;
     }
     box->came.notify_one();
+    wake();
     return;
   }
   auto& desk = *static_cast<Desk*>(letter.owner.get());
@@ -422,6 +577,7 @@ void Post::sent(const Ticket& letter) noexcept {
     buffer->under_way = false;
   }
   buffer->of->freed.notify_all();
+  wake();
 }
 
 void Post::lost(int rank, const std::string& why) noexcept {

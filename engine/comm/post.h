@@ -1,6 +1,7 @@
 // Wires over a courier: a mailbox for each channel that comes in, a desk for each session.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,7 @@ class Post final : public Courier::Receiver, public std::enable_shared_from_this
   explicit Post(int size) : size_(size) {}
   std::shared_ptr<Desk> desk_of(uint64_t session);  // null: it is closed
   void send(const Desk& desk, int to, LetterHead head, const void* body, size_t bytes, const Ticket& ticket);
+  void wake() noexcept;  // who sleeps in the courier looks again
   Ticket accept(const LetterHead& head, size_t bytes, char*& body) override;
   void arrived(const Ticket& letter) noexcept override;
   void sent(const Ticket& letter) noexcept override;
@@ -48,6 +50,7 @@ class Post final : public Courier::Receiver, public std::enable_shared_from_this
   uint64_t opened_ = 0;                              // sessions so far
   std::map<int, std::string> lost_;                  // ranks, and why
   std::unique_ptr<Courier> courier_;                 // ends first
+  std::atomic<Courier*> at_hand_{nullptr};
 };
 
 }  // namespace whale

@@ -2,131 +2,30 @@
 // for each other one what that one needs of it, and puts down or combines, in the order of the members, what comes:
 // the bits are those of the transport among threads, which is tested against this.
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "base/error.h"
 #include "comm/adasum_tree.h"
 #include "comm/all_to_all_shape.h"
+#include "comm/chain.h"
+#include "comm/far_reduce.h"
 #include "comm/member.h"
-#include "comm/strided.h"
-#include "comm/wire.h"
+#include "comm/messages.h"
 
 namespace whale {
 namespace {
 
 using namespace inproc;  // NOLINT
 
-constexpr uint32_t kCapacity = 2;  // a member that is one call ahead never waits
-
-// Who a member is, and what it reaches the others by.
-struct Seat {
-  const std::vector<int32_t>& devices;  // of the part of the group
-  size_t rank = 0;                      // in it
-  int32_t group = 0;
-  Device& device;
-  Wire& wire;
-  const std::vector<int32_t>& ranks;  // of all devices of the plan
-
-  size_t size() const { return devices.size(); }
-  int of(size_t member) const { return ranks[static_cast<size_t>(devices[member])]; }
-  uint64_t tag(size_t from, size_t to) const {  // 24, 20 and 20 bits
-    return (static_cast<uint64_t>(group) << 40) | (static_cast<uint64_t>(devices[from]) << 20) |
-           static_cast<uint64_t>(devices[to]);
-  }
-};
-
-using Pieces = std::vector<std::vector<Strided>>;  // by member; what no byte is of sends no message
-
-// One message to and from each member that has something for the other.
-class Messages {
- public:
-  Messages(const Seat& seat, Pieces sends, Pieces receives)
-      : device_(seat.device), rank_(seat.rank), sends_(std::move(sends)), receives_(std::move(receives)) {
-    senders_.resize(seat.size());
-    receivers_.resize(seat.size());
-    for (size_t m = 0; m < seat.size(); ++m) {
-      if (m == rank_) continue;
-      if (bytes_of(sends_[m]) > 0) senders_[m] = seat.wire.open_sender(seat.of(m), seat.tag(rank_, m), kCapacity);
-      if (bytes_of(receives_[m]) > 0) receivers_[m] = seat.wire.open_receiver(seat.of(m), seat.tag(m, rank_));
-    }
-    own_.resize(bytes_of(sends_[rank_]));
-  }
-
-  // put(member, bytes that came), in the order of the members, this one's own among them.
-  template <class Put>
-  bool exchange(Lookout* lookout, Put put) {
-    pack(device_, sends_[rank_], own_.data());
-    for (size_t m = 0; m < senders_.size(); ++m) {
-      if (!senders_[m]) continue;
-      char* to = senders_[m]->begin(bytes_of(sends_[m]), lookout);
-      if (to == nullptr) return false;
-      pack(device_, sends_[m], to);
-      senders_[m]->end();
-    }
-    for (size_t m = 0; m < receivers_.size(); ++m) {
-      if (m == rank_ && !own_.empty()) put(m, own_.data());
-      if (!receivers_[m]) continue;
-      const char* from = receivers_[m]->begin(bytes_of(receives_[m]), lookout);
-      if (from == nullptr) return false;
-      put(m, from);
-      receivers_[m]->end();
-    }
-    return true;
-  }
-  const std::vector<Strided>& target(size_t member) const { return receives_[member]; }
-
- private:
-  Device& device_;
-  size_t rank_;
-  Pieces sends_, receives_;
-  std::vector<std::unique_ptr<Wire::Sender>> senders_;
-  std::vector<std::unique_ptr<Wire::Receiver>> receivers_;
-  std::vector<char> own_;
-};
-
 // all_gather, all_to_all, shift.
 class Exchange final : public Collective {
  public:
-  Exchange(const Seat& seat, Pieces sends, Pieces receives)
-      : device_(seat.device), messages_(seat, std::move(sends), std::move(receives)) {}
-  bool run(Lookout* lookout) override {
-    return messages_.exchange(lookout, [&](size_t m, const char* from) { unpack(device_, from, messages_.target(m)); });
-  }
+  Exchange(const Seat& seat, const Pieces& sends, const Pieces& receives) : messages_(seat, sends, receives) {}
+  bool run(Lookout* lookout) override { return messages_.run(lookout); }
 
  private:
-  Device& device_;
   Messages messages_;
-};
-
-// all_reduce, reduce_scatter: what comes from the members, combined.
-class Reduce final : public Collective {
- public:
-  Reduce(const Seat& seat, Combine combine, DType dtype, Pieces sends, Pieces receives)
-      : device_(seat.device),
-        rank_(seat.rank),
-        combine_(combine),
-        dtype_(dtype),
-        messages_(seat, std::move(sends), std::move(receives)),
-        sum_(bytes_of(messages_.target(rank_))) {}
-  bool run(Lookout* lookout) override {
-    const size_t elements = sum_.size() / static_cast<size_t>(size_of(dtype_));
-    const bool ran = messages_.exchange(lookout, [&](size_t m, const char* from) {
-      if (!device_.has_values()) return;
-      if (m == 0)
-        std::copy_n(from, sum_.size(), sum_.data());
-      else
-        device_.combine(combine_, dtype_, sum_.data(), sum_.data(), from, elements);
-    });
-    if (ran) unpack(device_, sum_.data(), messages_.target(rank_));
-    return ran;
-  }
-
- private:
-  Device& device_;
-  size_t rank_;
-  Combine combine_;
-  DType dtype_;
-  Messages messages_;
-  std::vector<char> sum_;
 };
 
 class Gone final : public Collective {  // nothing to do
@@ -153,49 +52,21 @@ DType one_type(const CollectiveSpec& spec) {
   return spec.in[0].dtype;
 }
 
-class Both final : public Collective {
- public:
-  Both(std::unique_ptr<Collective> first, std::unique_ptr<Collective> second)
-      : first_(std::move(first)), second_(std::move(second)) {}
-  bool run(Lookout* lookout) override { return first_->run(lookout) && second_->run(lookout); }
-
- private:
-  std::unique_ptr<Collective> first_, second_;
-};
-
-// Bytes [begin, end) of dense tensors that lie one behind the other.
-std::vector<Strided> stretch(const std::vector<Strided>& tensors, size_t begin, size_t end) {
-  std::vector<Strided> out;
-  size_t at = 0;  // of the tensor
-  for (const Strided& t : tensors) {
-    const size_t from = std::clamp(begin, at, at + t.run), to = std::clamp(end, at, at + t.run);
-    if (from < to) out.push_back({t.data, from - at, to - from, 0, 1});
-    at += t.run;
-  }
-  return out;
-}
-
 // A small bucket goes whole from each to each. Of a large one every member combines a slice, which then goes to all:
-// two messages, of 2 / members of the bytes. An element is combined in the same order both ways.
+// 2 / members of the bytes. An element is combined in the same order both ways.
 std::unique_ptr<Collective> all_reduce(const Seat& seat, const CollectiveSpec& spec) {
-  if (spec.in.empty() || seat.size() == 1) return std::make_unique<Gone>();
   std::vector<Strided> bucket;
   for (const Operand& x : spec.in) bucket.push_back(dense(x));
   const DType dtype = one_type(spec);
   const size_t n = seat.size(), bytes = bytes_of(bucket), element = static_cast<size_t>(size_of(dtype));
-  if (bytes <= static_cast<size_t>(kSmallBytes)) {
-    const Pieces all(n, bucket);
-    return std::make_unique<Reduce>(seat, spec.combine, dtype, all, all);
-  }
-  Pieces slices(n);
+  FarReduce what{spec.combine, dtype, Pieces(n, bucket), bucket, true};
+  if (bytes <= static_cast<size_t>(kSmallBytes)) return bind_far_reduce(seat, std::move(what));
   for (size_t m = 0; m < n; ++m)
-    slices[m] = stretch(bucket, bytes / element * m / n * element, bytes / element * (m + 1) / n * element);
-  const std::vector<Strided> mine = slices[seat.rank];
-  auto reduce = std::make_unique<Reduce>(seat, spec.combine, dtype, slices, Pieces(n, mine));
-  Pieces sends(n, mine);
-  sends[seat.rank].clear(), slices[seat.rank].clear();  // it is there
-  return std::make_unique<Both>(std::move(reduce),
-                                std::make_unique<Exchange>(seat, std::move(sends), std::move(slices)));
+    what.gives[m] = slice(bucket, bytes / element * m / n * element, bytes / element * (m + 1) / n * element);
+  what.target = what.gives[seat.rank];
+  what.results = what.gives;
+  what.whole = false;
+  return bind_far_reduce(seat, std::move(what));
 }
 
 void check_operands(const CollectiveSpec& spec, const char* what) {
@@ -226,9 +97,9 @@ std::unique_ptr<Collective> by_cuts(const Seat& seat, const CollectiveSpec& spec
       part[m].push_back(dense(small));
     }
   }
-  if (reduces) return std::make_unique<Reduce>(seat, spec.combine, one_type(spec), std::move(whole), std::move(part));
-  one_type(spec);
-  return std::make_unique<Exchange>(seat, std::move(part), std::move(whole));
+  const DType dtype = one_type(spec);
+  if (reduces) return bind_far_reduce(seat, {spec.combine, dtype, std::move(whole), std::move(part[seat.rank])});
+  return std::make_unique<Exchange>(seat, part, whole);
 }
 
 std::unique_ptr<Collective> all_to_all(const Seat& seat, const CollectiveSpec& spec) {
@@ -238,7 +109,7 @@ std::unique_ptr<Collective> all_to_all(const Seat& seat, const CollectiveSpec& s
     sends[m] = shape.source(static_cast<char*>(spec.in[0].data), seat.rank, m);
     receives[m] = shape.target(static_cast<char*>(spec.out[0].data), m, seat.rank);
   }
-  return std::make_unique<Exchange>(seat, std::move(sends), std::move(receives));
+  return std::make_unique<Exchange>(seat, sends, receives);
 }
 
 std::unique_ptr<Collective> shift(const Seat& seat, const CollectiveSpec& spec) {
@@ -246,7 +117,7 @@ std::unique_ptr<Collective> shift(const Seat& seat, const CollectiveSpec& spec) 
   Pieces sends(n), receives(n);
   sends[(seat.rank + 1) % n] = {dense(spec.in.at(0))};
   receives[(seat.rank + n - 1) % n] = {dense(spec.out.at(0))};
-  return std::make_unique<Exchange>(seat, std::move(sends), std::move(receives));
+  return std::make_unique<Exchange>(seat, sends, receives);
 }
 
 // Everybody has everything, and does the same.
@@ -256,14 +127,12 @@ class Adasum final : public Collective {
       : tree_(spec, seat.size(), seat.rank, seat.device),
         device_(seat.device),
         data_(static_cast<char*>(spec.in[0].data)),
-        messages_(seat, Pieces(seat.size(), {dense(spec.in[0])}), Pieces(seat.size(), {dense(spec.in[0])})),
-        members_(seat.size(), std::vector<char>(tree_.bytes())) {}
+        members_(seat.size(), std::vector<char>(tree_.bytes())),
+        messages_(seat, Pieces(seat.size(), {dense(spec.in[0])}), places()) {}
   bool run(Lookout* lookout) override {
     if (members_.size() == 1 || tree_.elements() == 0) return true;
     tree_.scale(data_);
-    if (!messages_.exchange(lookout,
-                            [&](size_t m, const char* from) { std::copy_n(from, tree_.bytes(), members_[m].data()); }))
-      return false;
+    if (!messages_.run(lookout)) return false;
     tree_.each_step([&](size_t distance, size_t stride, size_t count) {
       for (size_t k = 0; k < count; ++k) {
         char *a = members_[k * stride].data(), *b = members_[k * stride + distance].data();
@@ -278,11 +147,17 @@ class Adasum final : public Collective {
   }
 
  private:
+  Pieces places() {
+    Pieces all;
+    for (std::vector<char>& m : members_) all.push_back({{m.data(), 0, m.size(), 0, 1}});
+    return all;
+  }
+
   AdasumTree tree_;
   Device& device_;
   char* data_;
-  Messages messages_;
   std::vector<std::vector<char>> members_;
+  Messages messages_;
 };
 
 class Reference final : public Transport {
@@ -300,7 +175,7 @@ class Reference final : public Transport {
     const auto at = static_cast<size_t>(std::find(part.begin(), part.end(), device) - part.begin());
     const Seat seat{part, at, spec.group, memory, *wire_, ranks_};
     switch (spec.op) {
-      case OpCode::k_all_reduce: return all_reduce(seat, spec);
+      case OpCode::k_all_reduce: return bind_all_reduce(seat, spec);
       case OpCode::k_reduce_scatter:
       case OpCode::k_all_gather: return by_cuts(seat, spec);
       case OpCode::k_all_to_all: return all_to_all(seat, spec);
@@ -316,14 +191,34 @@ class Reference final : public Transport {
   }
   void abort() override {
     near_->abort();
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto& [first, members] : here_) members->meetings.abort();
+    }
     wire_->abort();
   }
   void reset() override {
     near_->reset();
+    for (auto& [first, members] : here_) members->reset();
     wire_->begin_run();
   }
 
  private:
+  std::unique_ptr<Collective> bind_all_reduce(const Seat& seat, const CollectiveSpec& spec) {
+    if (spec.in.empty() || seat.size() == 1) return std::make_unique<Gone>();
+    const RanksOfGroup ranks(seat, wire_->rank());
+    double bytes = 0;
+    for (const Operand& x : spec.in) bytes += static_cast<double>(element_count(x.dims) * size_of(x.dtype));
+    one_type(spec);
+    if (bytes == 0 || !chain_pays(ranks, bytes)) return all_reduce(seat, spec);
+    const RanksOfGroup::Run& run = ranks.runs[ranks.here];
+    const auto first = seat.devices.begin() + static_cast<ptrdiff_t>(run.begin);
+    const std::lock_guard lock(mutex_);
+    auto& members = here_[{seat.group, *first}];
+    if (!members)
+      members = std::make_unique<GroupState>(std::vector<int32_t>(first, first + static_cast<ptrdiff_t>(run.count)));
+    return bind_chain(*members, ranks, seat, spec);
+  }
   bool is_here(int32_t device) const { return ranks_[static_cast<size_t>(device)] == wire_->rank(); }
   const std::vector<int32_t>& part_of(int device, int32_t group) const {
     if (group < 0 || static_cast<size_t>(group) >= groups_.size())
@@ -338,6 +233,9 @@ class Reference final : public Transport {
   const std::vector<int32_t> ranks_;
   bool everything_;
   std::unique_ptr<Transport> near_;
+  std::mutex mutex_;
+  // The members of a group that are here, where others are not: by the group and the first of them.
+  std::map<std::pair<int32_t, int32_t>, std::unique_ptr<GroupState>> here_;
 };
 
 }  // namespace

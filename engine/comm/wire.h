@@ -48,6 +48,10 @@ class Wire {
     virtual ~Sender() = default;
     virtual char* begin(size_t bytes, Lookout* lookout) = 0;  // where the next message is written; null: aborted
     virtual void end() = 0;                                   // it is written
+    // The next message lies at `data` and is not written again before settle(): it is read from there where that is
+    // possible and worth it. Waits where many are lent. false: aborted.
+    virtual bool lend(const char* data, size_t bytes, Lookout* lookout) = 0;
+    virtual bool settle(Lookout* lookout) = 0;  // until nothing is lent; false: aborted
   };
   class Receiver {
    public:
@@ -56,12 +60,15 @@ class Wire {
     // before the notice that says so is heard.
     virtual const char* begin(size_t bytes, Lookout* lookout) = 0;
     virtual void end() = 0;  // it has been read
+    // The next message straight to its place; false: aborted.
+    virtual bool take(char* to, size_t bytes, Lookout* lookout) = 0;
   };
 
   virtual ~Wire() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // `capacity`: messages of a run that wait at most before begin() does.
+  // `capacity`: messages of a run that wait at most before begin() does; 0: whoever uses the channel sees to it that no
+  // more than two do.
   virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) = 0;
   virtual std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) = 0;
   virtual void begin_run() = 0;  // the next one; ends an abort

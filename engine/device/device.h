@@ -80,6 +80,8 @@ class Device {
   virtual void copy_out(void* to_host, const void* from, size_t bytes) = 0;
   // False: it holds no values, so that none need be moved to where others of its kind, or its host, would find them.
   virtual bool has_values() const { return true; }
+  // The host, and who reads its memory, reads and writes the device's as its own.
+  virtual bool in_host_memory() const { return false; }
   // The arithmetic of reductions between devices: to[i] = combine(a[i], b[i]).
   virtual void combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) = 0;
 };

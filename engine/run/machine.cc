@@ -1,11 +1,11 @@
 #include "run/machine.h"
 
 #include <algorithm>
-#include <csignal>
 #include <cstring>
 #include <system_error>
 
 #include "base/error.h"
+#include "base/no_signals.h"
 
 namespace whale {
 namespace {
@@ -117,16 +117,12 @@ void DeviceMemory::set_step(const StepValues& values) {
 }
 
 Ear::Ear(Wire& wire) : wire_(wire) {
-  sigset_t all, before;  // signals are the business of the caller's threads
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const NoSignals quiet;
   try {
     thread_ = std::thread([this] { loop(); });
   } catch (const std::system_error& e) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw error(Code::kResourceExhausted, "no thread could be made to hear the other ranks ({})", e.what());
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Ear::~Ear() {

@@ -1,12 +1,12 @@
 #include "run/team.h"
 
-#include <csignal>
 #include <exception>
 #include <optional>
 #include <system_error>
 
 #include "base/error.h"
 #include "base/float_env.h"
+#include "base/no_signals.h"
 
 namespace whale {
 
@@ -58,15 +58,11 @@ void Team::add_queue(int device, Queue queue) {
   std::exception_ptr failure;
   const uint32_t seen = round_.load(std::memory_order_acquire);
   auto worker = std::make_unique<Worker>(Worker{device, queue, {}});
-  // Signals are the business of the caller's threads (Python's Ctrl-C).
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const NoSignals quiet;
     worker->thread =
         std::thread([this, device, queue, seen, &entered, &failure] { loop(device, queue, seen, entered, failure); });
   } catch (const std::system_error& e) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw error(
         Code::kResourceExhausted,
         "no thread could be made for the device ({}); there are {} of this session. Use fewer devices, or raise "
@@ -74,7 +70,6 @@ void Team::add_queue(int device, Queue queue) {
         e.what(), workers_.size())
         .at_device(device);
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   entered.wait(0, std::memory_order_acquire);
   if (entered.load(std::memory_order_acquire) < 0) {
     worker->thread.join();

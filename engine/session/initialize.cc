@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <csignal>
 #include <map>
 #include <mutex>
 #include <new>
@@ -14,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/float_env.h"
+#include "base/no_signals.h"
 #include "base/philox.h"
 #include "checkpoint/safetensors.h"
 #include "data/convert.h"
@@ -183,15 +183,12 @@ void initialize_variables(Machine& machine, uint64_t seed, size_t threads, const
     }
   };
   std::vector<std::thread> helpers;
-  sigset_t all, before;  // signals are the business of the caller's threads
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const NoSignals quiet;
     helpers.reserve(threads);
     while (helpers.size() + 1 < std::min(threads, chunks.size())) helpers.emplace_back(work);
   } catch (const std::system_error&) {  // those that there are do it
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   work();
   for (std::thread& helper : helpers) helper.join();
   if (failure) throw Error(*failure);

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/no_signals.h"
 #include "world/socket.h"
 
 namespace whale {
@@ -117,18 +117,12 @@ class Bell {  // wakes a poll()
 // A thread that the caller's signals do not go to.
 template <class Body>
 std::thread quiet_thread(Body body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread;
+  const NoSignals quiet;
   try {
-    thread = std::thread(std::move(body));
+    return std::thread(std::move(body));
   } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw error(Code::kResourceExhausted, "no thread could be made for the meeting of the ranks");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
 }
 
 // How often one says that it is here.

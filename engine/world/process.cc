@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
+#include <random>
+#include <sstream>
 
 #include "base/library.h"
+#include "base/read_memory.h"
 #include "comm/courier_library.h"
 #include "comm/post.h"
 #include "world/meeting.h"
@@ -60,6 +62,20 @@ const CourierEntry& courier_library(const std::string& folder) {
                    "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
 }
 
+// Where a process shows that its memory can be read, and what stands there.
+std::string shown() {
+  static const uint64_t secret = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  return fmt::format("{} {} {}", getpid(), reinterpret_cast<uintptr_t>(&secret), secret);
+}
+// The process, or 0.
+pid_t readable(const std::string& shown) {
+  std::istringstream text(shown);
+  pid_t process = 0;
+  uint64_t address = 0, secret = 0, found = 0;
+  text >> process >> address >> secret;
+  return read_memory(process, address, reinterpret_cast<char*>(&found), sizeof found) && found == secret ? process : 0;
+}
+
 std::string key(const char* what, int rank) { return fmt::format("{} {}", what, rank); }
 
 // Who tells the post of ranks that are lost, whichever of the two is there first, or longer.
@@ -95,7 +111,13 @@ class ProcessWorlds final : public Worlds {
               [news](int rank, const std::string& why) { news->lost(rank, why); }});
     store_ = meeting;
     store_->put(key("host", rank_), host_identity());
-    const auto get = [store = store_, size = size_, patience = options.timeout_seconds](const char* what, int rank) {
+    store_->put(key("memory", rank_), shown());
+    // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the
+    // post for as long, is the store's own.
+    const auto get = [weak = std::weak_ptr(store_), size = size_, patience = options.timeout_seconds](const char* what,
+                                                                                                      int rank) {
+      const std::shared_ptr<Store> store = weak.lock();
+      if (!store) throw error(Code::kUnavailable, "rank {} cannot be asked for: the world has been left", rank);
       try {
         return store->get(key(what, rank), rank, patience);
       } catch (const Error& e) {
@@ -106,10 +128,11 @@ class ProcessWorlds final : public Worlds {
     };
     CourierOptions courier;
     courier.rank = rank_, courier.size = size_;
-    for (int r = 0; r < size_; ++r) courier.near.push_back(get("host", r) == host_identity());
-    courier.publish = [store = store_, rank = rank_](std::string address) {
-      store->put(key("address", rank), std::move(address));
-    };
+    for (int r = 0; r < size_; ++r) {
+      courier.near.push_back(get("host", r) == host_identity());
+      courier.readable.push_back(courier.near.back() ? readable(get("memory", r)) : 0);
+    }
+    courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
     courier.address_of = [get](int rank) { return get("address", rank); };
     courier.doubt = [meeting](int rank, const std::string& why) { return meeting->doubt(rank, why); };
     const CourierEntry& library = courier_library(options.folder);

@@ -1,5 +1,6 @@
 // Several ranks in one process: they share a store and a wire of flat bytes.
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -82,8 +83,8 @@ Case random_case(size_t members, Dice& dice) {
           ? static_cast<size_t>(dice.between(1, 3))
           : 1;
   for (size_t i = 0; i < operands; ++i) {
-    // Of an all-reduce also those that are cut into slices.
-    const int64_t longest = c.spec.op == OpCode::k_all_reduce && dice.coin() ? 3000 : 40;
+    // Also those that are cut into slices and chunks, and lie where others read them.
+    const int64_t longest = dice.below(c.spec.op == OpCode::k_all_reduce ? 2 : 6) == 0 ? 20000 : 40;
     Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, longest)};
     whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * extent * sub_axis.inner;
     const std::vector<Interval> cuts = random_cuts(members, extent, dice);
@@ -250,11 +251,12 @@ void compare_collectives(uint64_t seed, int cases,
     Group group{"replica", {{}}};
     for (size_t m = 0; m < members; ++m) group.parts[0].push_back(static_cast<int32_t>(m));
     const auto near = make_inproc({group});
-    // All on one rank, each on its own, or anyhow.
+    // All on one rank, each on its own, anyhow, or several side by side.
     std::vector<int32_t> ranks(members);
-    const int64_t kind = dice.below(3);
+    const int64_t kind = dice.below(4);
     for (size_t m = 0; m < members; ++m)
       ranks[m] = kind == 0 ? 0 : kind == 1 ? static_cast<int32_t>(m) : static_cast<int32_t>(dice.below(3));
+    if (kind == 3) std::sort(ranks.begin(), ranks.end());
     const auto wires = wires_of(static_cast<int>(members < 3 ? 3 : members));
     std::vector<std::unique_ptr<Transport>> by_rank;
     for (const auto& wire : wires) {
@@ -297,36 +299,99 @@ TEST_CASE("sessions keep what they need of a world that is released") {
     for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
 }
 
-// Of all sizes: what UCX sends at once, in pieces, and what it fetches.
-TEST_CASE("messages of any size come whole and in order, and what an aborted run left is dropped") {
-  if (ucx_folder().empty()) return;
-  const auto worlds = join(2);
-  const World a = worlds[0]->next(), b = worlds[1]->next();
+// Of all sizes: what UCX sends at once, in pieces, and what is read where it lies.
+void send_all_sizes(const World& a, const World& b, bool lends, uint32_t capacity) {
   const size_t sizes[] = {0, 1, 100, 3000, 8192, 70000, 1 << 20, 5 << 20, 12, 0, 100000};
-  const auto sender = a.wire->open_sender(1, 7, 2);
-  const auto receiver = b.wire->open_receiver(0, 7);
+  const uint64_t tag = capacity * 2 + lends;
+  const auto sender = a.wire->open_sender(1, tag, capacity);
+  const auto receiver = b.wire->open_receiver(0, tag);
+  const auto byte = [](size_t k, size_t i, int run) { return static_cast<char>(k * 7 + i + static_cast<size_t>(run)); };
   for (int run = 0; run < 3; ++run) {
     CAPTURE(run);
     a.wire->begin_run(), b.wire->begin_run();
     const size_t read = run == 1 ? 3 : std::size(sizes);  // run 1 is aborted in the middle
+    std::atomic<size_t> taken{0};
+    bool settled = false;
+    std::vector<std::vector<char>> lent(std::size(sizes));
     std::thread sends([&] {
       for (size_t i = 0; i < std::size(sizes); ++i) {
-        char* to = sender->begin(sizes[i], nullptr);
-        if (to == nullptr) return;
-        for (size_t k = 0; k < sizes[i]; ++k) to[k] = static_cast<char>(k * 7 + i + static_cast<size_t>(run));
-        sender->end();
+        if (capacity == 0) {  // paced by this test
+          for (size_t now = taken; i >= now + 2 && now < read; now = taken) taken.wait(now);
+          if (i >= taken + 2) return;
+        }
+        lent[i].resize(sizes[i]);
+        char* to = lends ? lent[i].data() : sender->begin(sizes[i], nullptr);
+        if (to == nullptr && !lends) return;
+        for (size_t k = 0; k < sizes[i]; ++k) to[k] = byte(k, i, run);
+        if (!lends)
+          sender->end();
+        else if (!sender->lend(to, sizes[i], nullptr))
+          return;
       }
+      settled = sender->settle(nullptr);
     });
+    std::vector<char> place;
     for (size_t i = 0; i < read; ++i) {
-      const char* from = receiver->begin(sizes[i], nullptr);
-      REQUIRE(from != nullptr);
+      place.assign(sizes[i], 0);
+      const char* from = place.data();
+      if (lends)
+        REQUIRE(receiver->take(place.data(), sizes[i], nullptr));
+      else
+        REQUIRE((from = receiver->begin(sizes[i], nullptr)) != nullptr);
       size_t wrong = 0;
-      for (size_t k = 0; k < sizes[i]; ++k) wrong += from[k] != static_cast<char>(k * 7 + i + static_cast<size_t>(run));
+      for (size_t k = 0; k < sizes[i]; ++k) wrong += from[k] != byte(k, i, run);
       CHECK(wrong == 0);
-      receiver->end();
+      if (!lends) receiver->end();
+      ++taken;
+      taken.notify_all();
     }
     if (run == 1) a.wire->abort(), b.wire->abort();
     sends.join();
+    CHECK(settled == (run != 1));
+  }
+}
+
+TEST_CASE("messages of any size come whole and in order, and what an aborted run left is dropped") {
+  if (ucx_folder().empty()) return;
+  const auto worlds = join(2);
+  auto inproc = make_inproc_worlds(2);
+  const World a = worlds[0]->next(), b = worlds[1]->next();
+  for (const bool lends : {false, true})
+    for (const uint32_t capacity : {0u, 2u}) {
+      CAPTURE(lends);
+      CAPTURE(capacity);
+      send_all_sizes(a, b, lends, capacity);
+      send_all_sizes(inproc[0], inproc[1], lends, capacity);
+    }
+}
+
+TEST_CASE("memory that was lent and is gone is waited for until the run is aborted") {
+  auto inproc = make_inproc_worlds(2);
+  std::vector<std::shared_ptr<Worlds>> worlds;
+  if (!ucx_folder().empty()) worlds = join(2);
+  std::vector<std::vector<World>> all = {inproc};
+  if (!worlds.empty()) all.push_back({worlds[0]->next(), worlds[1]->next()});
+  for (const auto& pair : all) {
+    const auto sender = pair[0].wire->open_sender(1, 1, 2);
+    const auto receiver = pair[1].wire->open_receiver(0, 1);
+    for (const auto& world : pair) world.wire->begin_run();
+    constexpr size_t kBytes = 1 << 20;
+    std::vector<char> place(kBytes);
+    for (int message = 0; message < 2; ++message) {  // the first is copied where ranks do not know each other yet
+      void* lent = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      REQUIRE(lent != MAP_FAILED);
+      std::memset(lent, 7, kBytes);
+      REQUIRE(sender->lend(static_cast<char*>(lent), kBytes, nullptr));
+      if (message == 0) REQUIRE(receiver->take(place.data(), kBytes, nullptr));
+      REQUIRE(mprotect(lent, kBytes, PROT_NONE) == 0);  // nothing else comes to lie there
+    }
+    std::atomic<int> took{-1};
+    std::thread takes([&] { took = receiver->take(place.data(), kBytes, nullptr); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK(took == -1);
+    pair[1].wire->abort();
+    takes.join();
+    CHECK(took == 0);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
+#include <condition_variable>
 #include <cstring>
 #include <list>
 #include <mutex>
@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/no_signals.h"
+#include "base/read_memory.h"
 #include "base/version.h"
 #include "comm/courier_library.h"
 
@@ -28,32 +30,30 @@ constexpr int kTurns = 64;                   // of progress, before others have 
 constexpr auto kFarewell = std::chrono::seconds(5);
 // While letters are on the way out, some ways need to be looked at, and do not say so.
 constexpr int kBusyMilliseconds = 1, kIdleMilliseconds = 100;
+constexpr auto kWatch = std::chrono::milliseconds(2);  // until the thread sees that nobody waits any more
 
 [[noreturn]] void fail(const char* what, ucs_status_t status) {
   throw error(Code::kUnavailable, "UCX cannot {}: {}. UCX_LOG_LEVEL=info says more", what, ucs_status_string(status));
 }
 
+thread_local bool carries_for_itself = false;  // in sleep(): who is woken is awake
+
 class UcxCourier final : public Courier {
  public:
   UcxCourier(const CourierOptions& options, Receiver& receiver)
       : options_(options), receiver_(receiver), endpoints_(static_cast<size_t>(options.size)) {
-    // UCX's own threads and this one leave signals to the program's.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const NoSignals quiet;  // for UCX's own threads and this one
     try {
       open();
       thread_ = std::thread([this] { loop(); });
     } catch (...) {
       close();
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
       throw;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   ~UcxCourier() override {
     quit_ = true;
-    ucp_worker_signal(worker_);
+    rouse(true);
     thread_.join();
     close();
   }
@@ -99,23 +99,57 @@ class UcxCourier final : public Courier {
       sent(out);
       return told(to, UCS_PTR_STATUS(request));
     }
-    ucp_worker_signal(worker_);  // its thread looks after it
+    if (waiting_ == 0) rouse(true);  // else who waits carries it
+  }
+
+  bool lends_to(int rank) const override { return endpoints_[static_cast<size_t>(rank)].reads_here; }
+  bool read(int rank, uint64_t address, char* place, size_t bytes) override {
+    const pid_t process = options_.readable[static_cast<size_t>(rank)];
+    return process != 0 && read_memory(process, address, place, bytes);
   }
 
   void give_up(int rank) override {
     const std::lock_guard lock(mutex_);
     endpoints_[static_cast<size_t>(rank)].lost = true;
   }
+
+  void wait_begins() override { ++waiting_; }
   void poll() override {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) progress();
+  }
+  bool sleeps() const override { return true; }
+  void sleep_begins() override { ++asleep_; }
+  void sleep(int milliseconds) override {
+    {
+      const std::lock_guard lock(mutex_);
+      carries_for_itself = true;
+      const bool any = progress();
+      carries_for_itself = false;
+      if (any || ucp_worker_arm(worker_) == UCS_ERR_BUSY) return;
+      if (!outs_.empty() || !ins_.empty()) milliseconds = std::min(milliseconds, kBusyMilliseconds);
+    }
+    pollfd event{event_, POLLIN, 0};
+    ::poll(&event, 1, milliseconds);
+  }
+  void sleep_ends() override { --asleep_; }
+  void wake() noexcept override {
+    if (asleep_ > (carries_for_itself ? 1 : 0)) ucp_worker_signal(worker_);
+  }
+  void wait_ends() override {
+    if (--waiting_ == 0 && (listens_ || unfinished_)) rouse(unfinished_);
+  }
+  void listen() noexcept override {
+    listens_ = true;
+    if (waiting_ == 0) rouse(false);
   }
 
  private:
   struct Endpoint {
     ucp_ep_h ep = nullptr;
     bool lost = false;
-    size_t under_way = 0;  // letters
+    std::atomic<bool> reads_here{false};  // it can read this one's memory
+    size_t under_way = 0;                 // letters
     UcxCourier* courier = nullptr;
     int rank = 0;
   };
@@ -170,6 +204,7 @@ class UcxCourier final : public Courier {
     if (status = ucp_worker_get_address(worker_, &address, &bytes); status != UCS_OK) fail("say its address", status);
     std::string text(reinterpret_cast<const char*>(address), bytes);
     ucp_worker_release_address(worker_, address);
+    for (const pid_t process : options_.readable) text += process != 0 ? 'y' : 'n';  // whose memory is read from here
     options_.publish(std::move(text));
   }
 
@@ -229,8 +264,10 @@ class UcxCourier final : public Courier {
     params.err_handler.arg = &end;
     if (const ucs_status_t status = ucp_ep_create(worker_, &params, &end.ep); status != UCS_OK) {
       end.ep = nullptr;
-      told(to, status);
+      return told(to, status);
     }
+    const auto ranks = static_cast<size_t>(options_.size), mine = static_cast<size_t>(options_.rank);
+    end.reads_here = address.size() > ranks && address[address.size() - ranks + mine] == 'y';
   }
 
   // With room for a body that is copied.
@@ -241,6 +278,7 @@ class UcxCourier final : public Courier {
     }
     spare_.front().body.reserve(bytes);
     outs_.splice(outs_.end(), spare_, spare_.begin());
+    unfinished_ = true;
     outs_.back().end = &end;
     ++end.under_way;
     return outs_.back();
@@ -251,6 +289,7 @@ class UcxCourier final : public Courier {
     out.ticket = {};
     const auto at = std::find_if(outs_.begin(), outs_.end(), [&](const Out& o) { return &o == &out; });
     spare_.splice(spare_.begin(), outs_, at);
+    unfinished_ = !outs_.empty() || !ins_.empty();
     if (ticket.thing != nullptr) receiver_.sent(ticket);
   }
 
@@ -277,6 +316,7 @@ class UcxCourier final : public Courier {
       return UCS_OK;
     }
     ins_.splice(ins_.end(), spare_ins_, spare_ins_.begin());
+    unfinished_ = true;
     In& in = ins_.back();
     in = {this, std::move(letter), from};
     ucp_request_param_t fetch{};
@@ -297,6 +337,7 @@ class UcxCourier final : public Courier {
     in.ticket = {};
     const auto at = std::find_if(ins_.begin(), ins_.end(), [&](const In& i) { return &i == &in; });
     spare_ins_.splice(spare_ins_.begin(), ins_, at);
+    unfinished_ = !outs_.empty() || !ins_.empty();
     if (status == UCS_OK)
       receiver_.arrived(letter);
     else
@@ -314,13 +355,31 @@ class UcxCourier final : public Courier {
     receiver_.lost(rank, why);
   }
 
-  void progress() {
-    for (int turn = 0; turn < kTurns && ucp_worker_progress(worker_) != 0; ++turn) {
+  bool progress() {
+    int turn = 0;
+    while (turn < kTurns && ucp_worker_progress(worker_) != 0) ++turn;
+    return turn > 0;
+  }
+  // The thread has something to do; `now`: also where it is asleep until something comes.
+  void rouse(bool now) noexcept {
+    if (dozes_) {
+      { const std::lock_guard lock(roused_mutex_); }
+      roused_.notify_one();
+    } else if (now) {
+      ucp_worker_signal(worker_);
     }
   }
 
   void loop() {
     while (!quit_) {
+      if (waiting_ > 0) {  // they do it
+        std::unique_lock lock(roused_mutex_);
+        dozes_ = true;
+        roused_.wait_for(lock, kWatch, [&] { return waiting_ == 0 || quit_; });
+        dozes_ = false;
+        continue;
+      }
+      listens_ = false;
       int wait = kIdleMilliseconds;
       {
         const std::lock_guard lock(mutex_);
@@ -345,6 +404,12 @@ class UcxCourier final : public Courier {
   std::vector<Endpoint> endpoints_;
   std::list<Out> outs_, spare_;
   std::list<In> ins_, spare_ins_;
+  std::atomic<bool> unfinished_{false};  // outs_ or ins_ has one
+  // Threads in wait_begins() .. wait_ends(), in sleep_begins() .. sleep_ends(); somebody else waits for a notice.
+  std::atomic<int> waiting_{0}, asleep_{0};
+  std::atomic<bool> listens_{false}, dozes_{false};
+  std::mutex roused_mutex_;
+  std::condition_variable roused_;
   std::atomic<bool> quit_{false};
   std::thread thread_;
 };

@@ -19,6 +19,7 @@ class CpuDevice final : public Device {
   void* allocate(size_t bytes) override;
   void release(void* memory, size_t bytes) override;
   std::unique_ptr<Kernel> bind(const KernelSpec& spec) override;
+  bool in_host_memory() const override { return true; }
   void copy_in(void* to, const void* from_host, size_t bytes) override;
   void copy_out(void* to_host, const void* from, size_t bytes) override;
   void combine(Combine combine, DType dtype, void* to, const void* a, const void* b, size_t elements) override;

@@ -93,6 +93,7 @@ class RefDevice final : public Device {
     return std::make_unique<LoopKernel>(bind(spec));
   }
 
+  bool in_host_memory() const override { return true; }
   void copy_in(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
   void copy_out(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
 

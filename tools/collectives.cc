@@ -1,0 +1,234 @@
+// collectives [--sizes BYTES,...] [--ops NAME,...] [--seconds S] [--folder DIR]: times collectives between the ranks of
+// a launcher, one CPU device each, over what processes have between them. Rank 0 prints a JSON line for each: median
+// and quartiles of what the slowest rank took. `collectives --inproc N`: among N devices of this process.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/transport.h"
+#include "comm/wire.h"
+#include "device/device.h"
+#include "world/environment.h"
+#include "world/process.h"
+
+namespace whale {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  std::vector<int64_t> sizes = {4 << 10, 256 << 10, 4 << 20, 64 << 20};
+  std::vector<std::string> ops = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"};
+  double seconds = 0.5;  // of each measurement
+  std::string folder;    // of back ends and couriers
+  int inproc = 0;        // devices
+};
+
+std::vector<std::string> parts_of(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+Options options_of(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--sizes") {
+      o.sizes.clear();
+      for (const std::string& each : parts_of(value)) o.sizes.push_back(std::stoll(each));
+    } else if (name == "--ops") {
+      o.ops = parts_of(value);
+    } else if (name == "--seconds") {
+      o.seconds = std::stod(value);
+    } else if (name == "--folder") {
+      o.folder = value;
+    } else if (name == "--inproc") {
+      o.inproc = std::stoi(value);
+    } else {
+      throw invalid("unknown option {}", name);
+    }
+  }
+  return o;
+}
+
+// One member of a group of all: `bytes` are those of the whole tensor; of a send those that go each way.
+struct Bench {
+  std::vector<char> in, out;
+  std::unique_ptr<Links> links;
+  std::vector<std::unique_ptr<Collective>> bound;
+
+  Bench(const std::string& op, int64_t bytes, int rank, int size, Transport& transport, Links* shared, Device& device) {
+    const int64_t n = bytes / 4, begin = n * rank / size, end = n * (rank + 1) / size;
+    in.resize(static_cast<size_t>(bytes)), out.resize(static_cast<size_t>(bytes));
+    const auto operand = [](std::vector<char>& memory, Dims dims) {
+      return Operand{memory.data(), DType::kF32, std::move(dims), false, nullptr};
+    };
+    std::vector<Interval> cuts;
+    for (int r = 0; r < size; ++r) cuts.push_back({n * r / size, n * (r + 1) / size});
+    CollectiveSpec spec;
+    const SubAxis all{0, 1, 1};
+    if (op == "all_reduce") {
+      spec.op = OpCode::k_all_reduce;
+      spec.in = spec.out = {operand(in, {n})};
+    } else if (op == "reduce_scatter") {
+      spec.op = OpCode::k_reduce_scatter;
+      spec.in = {operand(in, {n})}, spec.out = {operand(out, {end - begin})};
+      spec.cuts = {{all, cuts}};
+    } else if (op == "all_gather") {
+      spec.op = OpCode::k_all_gather;
+      spec.in = {operand(in, {end - begin})}, spec.out = {operand(out, {n})};
+      spec.cuts = {{all, cuts}};
+    } else if (op == "all_to_all") {  // rows that are cut become columns that are
+      spec.op = OpCode::k_all_to_all;
+      std::vector<Interval> columns;
+      for (int r = 0; r < size; ++r) columns.push_back({r, r + 1});
+      const int64_t rows = n / size;
+      const int64_t mine = rows * (rank + 1) / size - rows * rank / size;
+      cuts.clear();
+      for (int r = 0; r < size; ++r) cuts.push_back({rows * r / size, rows * (r + 1) / size});
+      spec.in = {operand(in, {size, mine})}, spec.out = {operand(out, {1, rows})};
+      spec.cuts = {{SubAxis{1, 1, 1}, cuts}};
+      spec.to = {all, columns};
+    } else if (op == "send") {
+      bound.push_back(shared->bind(0, rank, operand(in, {n}), true, device));
+      bound.push_back(shared->bind(0, rank, operand(out, {n}), false, device));
+      return;
+    } else {
+      throw invalid("unknown collective {}", op);
+    }
+    bound.push_back(transport.bind(rank, spec, device));
+  }
+  void run() {
+    for (auto& each : bound)
+      if (!each->run(nullptr)) throw invalid("aborted");
+  }
+};
+
+struct Member {
+  int rank, size;
+  std::shared_ptr<Transport> transport;
+  std::unique_ptr<Device> device;
+};
+
+Link ring_of(int size, int64_t bytes) {
+  Link link;
+  link.name = "ring";
+  for (int r = 0; r < size; ++r) link.transfers.push_back({r, (r + 1) % size, {{0, bytes / 4}}, {{0, bytes / 4}}});
+  link.capacity = 2;
+  return link;
+}
+
+// All members take as many calls: rank 0 says how many by what a few took.
+void measure(const Options& options, const Member& me,
+             const std::function<std::shared_ptr<Links>(int64_t)>& open_links) {
+  for (const std::string& op : options.ops)
+    for (const int64_t bytes : options.sizes) {
+      const auto links = op == "send" ? open_links(bytes) : nullptr;
+      Bench bench(op, bytes, me.rank, me.size, *me.transport, links.get(), *me.device);
+      Bench agree("all_reduce", 4 * me.size, me.rank, me.size, *me.transport, nullptr, *me.device);
+      const auto most = [&](double mine) {  // the largest of all members': each has a place in a sum
+        std::memset(agree.in.data(), 0, agree.in.size());
+        auto* at = reinterpret_cast<float*>(agree.in.data());
+        at[me.rank] = static_cast<float>(mine);
+        agree.run();
+        return static_cast<double>(*std::max_element(at, at + me.size));
+      };
+      for (int i = 0; i < 3; ++i) bench.run();
+      auto begin = Clock::now();
+      for (int i = 0; i < 3; ++i) bench.run();
+      const double once = most(std::chrono::duration<double>(Clock::now() - begin).count() / 3);
+      constexpr int kBlocks = 15;
+      const int calls = std::max(1, static_cast<int>(options.seconds / kBlocks / std::max(once, 1e-7)));
+      std::vector<double> seconds;
+      for (int b = 0; b < kBlocks; ++b) {
+        most(0);
+        begin = Clock::now();
+        for (int i = 0; i < calls; ++i) bench.run();
+        seconds.push_back(most(std::chrono::duration<double>(Clock::now() - begin).count() / calls));
+      }
+      std::sort(seconds.begin(), seconds.end());
+      if (me.rank == 0)
+        std::printf("%s\n", nlohmann::json{{"op", op},
+                                           {"bytes", bytes},
+                                           {"ranks", me.size},
+                                           {"microseconds", seconds[kBlocks / 2] * 1e6},
+                                           {"quartiles", {seconds[kBlocks / 4] * 1e6, seconds[kBlocks * 3 / 4] * 1e6}},
+                                           {"calls", calls * kBlocks}}
+                                .dump()
+                                .c_str());
+      std::fflush(stdout);
+    }
+}
+
+int run(int argc, char** argv) {
+  const Options options = options_of(argc, argv);
+  Backends backends(options.folder);
+  Backend& cpu = backends.get(DeviceKind::kCpu);
+  const auto device = [&] {
+    auto opened = cpu.open({DeviceKind::kCpu, {0}, 0}, {.threads = 1, .pin = false});
+    return opened;
+  };
+  const auto group_of = [](int size) {
+    Group group{"replica", {{}}};
+    for (int r = 0; r < size; ++r) group.parts[0].push_back(r);
+    return group;
+  };
+  if (options.inproc > 0) {
+    const int n = options.inproc;
+    const std::shared_ptr<Transport> transport = make_inproc({group_of(n)});
+    std::mutex mutex;
+    std::vector<std::pair<int64_t, std::shared_ptr<Links>>> all;
+    std::vector<std::thread> threads;
+    for (int r = 0; r < n; ++r)
+      threads.emplace_back([&, r] {
+        size_t opened = 0;
+        Member me{r, n, transport, device()};
+        me.device->enter_thread(Queue::kCompute);
+        measure(options, me, [&](int64_t bytes) {
+          const std::lock_guard lock(mutex);
+          if (opened == all.size()) all.emplace_back(bytes, transport->open_links({ring_of(n, bytes)}));
+          return all[opened++].second;
+        });
+      });
+    for (std::thread& thread : threads) thread.join();
+    return 0;
+  }
+  const auto launch = launch_environment();
+  if (!launch) throw invalid("start it with whale launch -n 2 -- collectives, or with --inproc 2");
+  const auto worlds =
+      join_processes({launch->rank, launch->size, launch->address, launch->port, launch->token, 30, backends.folder()});
+  const World world = worlds->next();
+  std::vector<int32_t> ranks;
+  for (int r = 0; r < world.size(); ++r) ranks.push_back(r);
+  Member me{world.rank(), world.size(), make_reference({group_of(world.size())}, world.wire, ranks), device()};
+  me.device->enter_thread(Queue::kCompute);
+  me.transport->reset();
+  measure(options, me, [&](int64_t bytes) {
+    return std::shared_ptr<Links>(me.transport->open_links({ring_of(world.size(), bytes)}));
+  });
+  return 0;
+}
+
+}  // namespace
+}  // namespace whale
+
+int main(int argc, char** argv) {
+  try {
+    return whale::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "collectives: %s\n", e.what());
+    return 1;
+  }
+}
