@@ -418,10 +418,12 @@ RankPlace Executor::place() const {
   static const std::vector<int32_t> kOneRank;
   const std::vector<int32_t>& ranks = wire_ == nullptr ? kOneRank : machine_.ranks();
   std::vector<std::string> waits, works;
+  bool begun = false;
   for (size_t d = 0; d < recorders_.size(); ++d)
     for (const auto& recorder : recorders_[d]) {
       if (!recorder) continue;
       const Recorder::Seen seen = recorder->see();
+      begun = begun || seen.in_run;
       if (!seen.in_run || seen.events.empty() || seen.events.back().begin == 0 || seen.events.back().end != 0) continue;
       const Place at = place_of(machine_.plan(), *entry_, d, seen.events.back());
       std::vector<std::string>& to = waits_for_others(*at.instruction) ? waits : works;
@@ -440,7 +442,7 @@ RankPlace Executor::place() const {
     case kBegins: return {true, "the other ranks to begin"};
     case kShares: return {true, "the outputs of the other ranks"};
     case kEnds: return {false, "in no run"};
-    default: return {false, "between two instructions"};
+    default: return {false, begun ? "between two instructions" : "at its beginning"};
   }
 }
 
