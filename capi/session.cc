@@ -629,6 +629,15 @@ whale_status* whale_session_timeline_json(whale_session* session, whale_text* ou
   });
 }
 
+whale_status* whale_session_flight_record_json(whale_session* session, whale_text* out) {
+  return guard([&] {
+    const whale_session& s = need(session, "session");  // which may be busy: nothing is waited for
+    need(out, "out");
+    check_process(s.process);
+    *out = make_text(s.session->flight_record());
+  });
+}
+
 whale_status* whale_session_report_json(whale_session* session, whale_text* out) {
   return guard([&] {
     Session& s = live(session);

@@ -901,6 +901,10 @@ WHALE_API whale_status *whale_session_trace(whale_session *session, int32_t enab
 WHALE_API whale_status *whale_session_timeline_json(whale_session *session, whale_text *out);
 /* Bytes that the session has taken on one device of the plan; gradients and inputs are those of the last run. */
 WHALE_API whale_status *whale_session_memory(whale_session *session, size_t device, whale_memory *out);
+/* The flight record of this rank: what each queue of its devices is at, what it waits for, and its last instructions with their times, as
+ * JSON that `whale inspect` shows. It is always on. From any thread, also while a run is under way that does not end; nothing is waited for.
+ * When a run ends with an error and WHALE_FLIGHT_RECORDER in the environment names a folder, it is written to rank-N.json there. */
+WHALE_API whale_status *whale_session_flight_record_json(whale_session *session, whale_text *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
  * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */

@@ -14,10 +14,11 @@
 namespace whale {
 
 // What a rank tells all others of the run that it is in. Begun: this is what I run. Ready: nothing of mine stands
-// against the commit any more, I go along with it. Stopped: I never was ready and never will be. Lost: I failed after I
-// was. Closed: I take part in no later run. Gone: its process has ended, or is silent; nobody knows how far it was.
+// against the commit any more, I go along with it. Stopped: I never was ready and never will be. At: another rank is
+// gone, and this is where I am. Lost: I failed after I was ready. Closed: I take part in no later run. Gone: its
+// process has ended, or is silent; nobody knows how far it was.
 struct Notice {
-  enum Kind : uint8_t { kBegun, kReady, kStopped, kLost, kClosed, kGone };
+  enum Kind : uint8_t { kBegun, kReady, kStopped, kAt, kLost, kClosed, kGone };
   Kind kind = kReady;
   uint64_t subject = 0;  // kBegun: what is run, as a number that is another one where it is something else
   int rank = 0;          // that tells it

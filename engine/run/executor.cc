@@ -12,6 +12,9 @@ namespace whale {
 
 namespace {
 
+constexpr int64_t kNanosecondsToTell = 2'000'000'000;  // until a rank has told where it is
+constexpr size_t kMostPlaces = 3;                      // that it tells
+
 template <class Is>
 bool any_instruction(const Entry& entry, Is is) {
   for (const Program& program : entry.programs)
@@ -46,6 +49,11 @@ Executor::Executor(Machine& machine, Entry entry)
       if (programs_[d] && programs_[d]->queues[s]) machine.team().add_queue(static_cast<int>(d), static_cast<Queue>(s));
   runs_ = std::make_unique<DeviceRun[]>(programs_.size());
   timeline_.resize(programs_.size());
+  recorders_.resize(programs_.size());
+  for (size_t d = 0; d < programs_.size(); ++d)
+    for (size_t s = 0; s < kQueues; ++s)
+      if (programs_[d] && programs_[d]->queues[s]) recorders_[d][s] = std::make_unique<Recorder>();
+  if (wire_ != nullptr) gone_.resize(static_cast<size_t>(wire_->size())), places_.resize(gone_.size());
   inputs_.resize(entry_->inputs.size());
   outputs_.reserve(entry_->outputs.size() + 1);
   outputs_.resize(entry_->outputs.size());
@@ -112,12 +120,14 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
     if (!programs_[d]) continue;
     for (Counter& done : runs_[d].done) done.reset();
     for (size_t s = 0; s < kQueues; ++s) {
+      if (recorders_[d][s]) recorders_[d][s]->start_run();
       timeline_[d][s].times = {};
       timeline_[d][s].records.clear();
       if (values.timeline) timeline_[d][s].records.reserve(programs_[d]->runs[s]);  // once
     }
   }
   timeline_filled_ = values.timeline;
+  stage_.store(kWalks, std::memory_order_relaxed);
   if (wire_ == nullptr)
     machine_.transport().reset();
   else
@@ -128,6 +138,9 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
 // Who runs something else is heard of before it has promised anything, and before this run has ended.
 void Executor::begin_with_others() {
   begun_.reset();
+  lost_one_ = false;
+  for (RankPlace& place : places_) place.what.clear();
+  places_told_.reset();
   subject_ = mix64(hash_name(entry_->name) + static_cast<uint64_t>(entry_->batch));
   for (const void* output : outputs_) subject_ = mix64(subject_ + (output != nullptr));
   machine_.ear()->listen(this, [this] { machine_.transport().reset(); });  // it may stop this run at once
@@ -141,7 +154,9 @@ void Executor::begin_with_others() {
 // What other ranks' devices handed over; of this rank's they get it. And that one overflowed.
 void Executor::share_outputs() noexcept {
   try {
+    stage_.store(kBegins, std::memory_order_relaxed);
     if (!begun_.wait(static_cast<uint32_t>(wire_->size() - 1), this)) return;
+    stage_.store(kShares, std::memory_order_relaxed);
     if (overflows_.empty()) {
       sharing_->run(outputs_, this);
       return;
@@ -210,7 +225,7 @@ bool Executor::walk(size_t device, size_t queue) {
     for (size_t other = 0; other < kQueues; ++other)
       if (other != queue && program.queues[other] && !done[other].wait(base.before, this)) return false;
     timeline_[device][queue].times.waiting += now_nanoseconds() - begin;
-    if (!walk_row(device, queue, row, segment, base)) return false;
+    if (!walk_row(device, queue, r, segment, base)) return false;
     base = {base.row + segment.count, base.row};
   }
   return true;
@@ -218,8 +233,9 @@ bool Executor::walk(size_t device, size_t queue) {
 
 // After instruction i of the segment is done, this queue's counter is base.row + i + 1; at the end of the row
 // base.row + count.
-bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, BoundSegment& segment, const Base& base) {
+bool Executor::walk_row(size_t device, size_t queue, size_t number, BoundSegment& segment, const Base& base) {
   const BoundProgram& program = *programs_[device];
+  const ScheduleRow& row = program.program->schedule[number];
   static const RowWaits kNothing;
   const RowWaits& row_waits =
       row.waits == kNone ? kNothing : program.program->row_waits[static_cast<size_t>(row.waits)];
@@ -230,6 +246,7 @@ bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, Bou
           : narrow_->masks[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
   auto& done = runs_[device].done;
   QueueTimeline& timeline = timeline_[device][queue];
+  Recorder& recorder = *recorders_[device][queue];
   uint32_t reached = base.row;
   for (BoundInstruction& bound : segment.queues[queue]) {
     look();
@@ -238,6 +255,8 @@ bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, Bou
     // What is left out waits too: memory is used again in the order that all waits give.
     while (next != row_waits.end() && next->at < bound.index) ++next;  // of other queues
     const bool waits = !bound.waits.empty() || (next != row_waits.end() && next->at == bound.index);
+    const bool runs = mask == nullptr || mask[bound.index] != 0;
+    if (runs) recorder.reach(static_cast<uint32_t>(number), bound.index, values_.iteration, waits ? 0 : begin);
     const auto wait = [&](const Wait& on, uint32_t row_base) {
       return done[static_cast<size_t>(on.queue)].wait(row_base + static_cast<uint32_t>(on.index) + 1, this);
     };
@@ -249,8 +268,9 @@ bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, Bou
       const int64_t ready = now_nanoseconds();
       timeline.times.waiting += ready - begin;
       begin = ready;
+      if (runs) recorder.begin(begin);
     }
-    if (mask == nullptr || mask[bound.index] != 0) {
+    if (runs) {
       const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
       try {
         if (!execute(bound, device, static_cast<size_t>(row.micro_batch))) return false;
@@ -260,6 +280,7 @@ bool Executor::walk_row(size_t device, size_t queue, const ScheduleRow& row, Bou
         throw unexpected(e, fmt::format("run op '{}'", bound.source->name)).at_op(bound.source->name);
       }
       const int64_t end = now_nanoseconds();
+      recorder.end(end);
       if (values_.timeline) timeline.times.cpu_inside += cpu_nanoseconds() - cpu;
       int64_t& total = bound.kernel       ? timeline.times.ops
                        : bound.collective ? timeline.times.collectives
@@ -394,7 +415,92 @@ void Executor::hear(const Notice& notice) noexcept {
     ready_.advance(1);
     return;
   }
+  if (notice.kind == Notice::kAt) return heard_place(notice);
+  if (notice.kind == Notice::kGone) tell_place(notice.rank);
   stop(error_of(notice, wire_->rank()), &notice);
+}
+
+// ---- who waits for what, when a rank is lost --------------------------------------------------------------------
+RankPlace Executor::place() const {
+  static const std::vector<int32_t> kOneRank;
+  const std::vector<int32_t>& ranks = wire_ == nullptr ? kOneRank : machine_.ranks();
+  std::vector<std::string> waits, works;
+  bool begun = false;
+  for (size_t d = 0; d < recorders_.size(); ++d)
+    for (const auto& recorder : recorders_[d]) {
+      if (!recorder) continue;
+      const Recorder::Seen seen = recorder->see();
+      begun = begun || seen.in_run;
+      if (!seen.in_run || seen.events.empty() || seen.events.back().begin == 0 || seen.events.back().end != 0) continue;
+      const Place at = place_of(machine_.plan(), *entry_, d, seen.events.back());
+      std::vector<std::string>& to = waits_for_others(*at.instruction) ? waits : works;
+      std::string text = place_text(at, ranks);
+      if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(std::move(text));
+    }
+  const auto listed = [](std::vector<std::string>& list) {
+    const size_t more = list.size() - std::min(list.size(), kMostPlaces);
+    list.resize(list.size() - more);
+    return fmt::format("{}{}", fmt::join(list, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+  };
+  if (!waits.empty()) return {true, listed(waits)};
+  if (!works.empty()) return {false, "at " + listed(works)};
+  switch (stage_.load(std::memory_order_relaxed)) {
+    case kAgrees: return {true, "the other ranks' word on the update"};
+    case kBegins: return {true, "the other ranks to begin"};
+    case kShares: return {true, "the outputs of the other ranks"};
+    case kEnds: return {false, "in no run"};
+    default: return {false, begun ? "between two instructions" : "at its beginning"};
+  }
+}
+
+// Each rank hears by itself who is lost, and tells the others where it is then. One that was lost in an earlier run is
+// no news.
+void Executor::tell_place(int lost) noexcept {
+  try {
+    RankPlace mine = place();
+    wire_->tell({.kind = Notice::kAt, .message = (mine.waits ? "w" : "i") + mine.what});
+    const std::lock_guard lock(error_mutex_);
+    lost_one_ = lost_one_ || !gone_[static_cast<size_t>(lost)];
+    gone_[static_cast<size_t>(lost)] = true;
+    places_[static_cast<size_t>(wire_->rank())] = std::move(mine);
+  } catch (...) {  // no memory for it
+  }
+}
+
+void Executor::heard_place(const Notice& notice) noexcept {
+  try {
+    const std::lock_guard lock(error_mutex_);
+    if (!notice.message.empty())
+      places_[static_cast<size_t>(notice.rank)] = {notice.message[0] == 'w', notice.message.substr(1)};
+  } catch (...) {
+  }
+  places_told_.advance(1);
+}
+
+// Waits a moment for those who have not told: they may be in no run.
+void Executor::add_places() {
+  struct Patience final : Lookout {
+    explicit Patience(Counter& told) : told(told) {}
+    void look() override {
+      if (now_nanoseconds() > until) told.abort();
+    }
+    Counter& told;
+    const int64_t until = now_nanoseconds() + kNanosecondsToTell;
+  } patience(places_told_);
+  uint32_t others = 0;
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_ || !lost_one_ || error_->code() != Code::kUnavailable) return;
+    others = static_cast<uint32_t>(std::count(gone_.begin(), gone_.end(), false) - 1);
+  }
+  places_told_.wait(others, &patience);
+  const std::lock_guard lock(error_mutex_);
+  for (size_t r = 0; r < gone_.size(); ++r)
+    if (gone_[r]) places_[r].what.clear();
+  const std::string where = commits_ ? fmt::format("step {}", values_.iteration) : "an evaluation";
+  Error full(error_->code(), fmt::format("{}; in {} {}", error_->message(), where, joined_places(places_)));
+  full.at_rank(error_->where().rank).with_damage(error_->damage());
+  error_ = std::move(full);
 }
 
 // What an end at this moment means; none: it comes too late, or somebody was first. Who was ready has promised: an end
@@ -456,13 +562,19 @@ Error Executor::bad_loss() const {
 
 void Executor::finished() noexcept {
   if (wire_ != nullptr && commits_) {  // which no device here may do
+    stage_.store(kAgrees, std::memory_order_relaxed);
     promise();
     agree();
   }
   if (wire_ != nullptr) {
     share_outputs();
+    try {
+      add_places();
+    } catch (...) {  // no memory for it
+    }
     machine_.ear()->listen(nullptr);
   }
+  stage_.store(kEnds, std::memory_order_relaxed);
   const bool committed = state_.load(std::memory_order_acquire) == kCommitted;
   try {
     size_t d = 0;  // a device that has the loss

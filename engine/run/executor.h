@@ -23,6 +23,8 @@
 #include "comm/counter.h"
 #include "run/bound.h"
 #include "run/handle.h"
+#include "run/place.h"
+#include "run/recorder.h"
 #include "run/slice.h"
 #include "run/timeline.h"
 
@@ -63,6 +65,11 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void start(const StepValues& values, Ended ended, void* context);
 
   const std::vector<DeviceTimeline>& timeline() const { return timeline_; }
+  const Recorder* recorder(size_t device, size_t queue) const {  // null: it is not in use here
+    return recorders_[device][queue].get();
+  }
+  // What this rank waits for, or is at. From any thread.
+  RankPlace place() const;
   // Of the last run: a value that was not finite was found before the update, which changed nothing.
   bool overflowed() const { return overflowed_.load(std::memory_order_acquire); }
   bool has_timeline() const { return timeline_filled_; }
@@ -84,7 +91,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   struct Base {
     uint32_t row = 1, before = 1;
   };
-  bool walk_row(size_t device, size_t queue, const ScheduleRow& row, BoundSegment& segment, const Base& base);
+  bool walk_row(size_t device, size_t queue, size_t row, BoundSegment& segment, const Base& base);
   bool execute(BoundInstruction& bound, size_t device, size_t micro_batch);
   void feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
   void fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const;
@@ -94,8 +101,11 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void share_outputs() noexcept;
   void vote();
   bool commit();
-  void promise();  // to the other ranks
-  bool agree();    // of all ranks: they commit
+  void tell_place(int lost) noexcept;
+  void heard_place(const Notice& notice) noexcept;
+  void add_places();  // to the error, where a rank is lost
+  void promise();     // to the other ranks
+  bool agree();       // of all ranks: they commit
   void hear(const Notice& notice) noexcept override;
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
@@ -113,6 +123,10 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   std::unique_ptr<DeviceRun[]> runs_;
   std::vector<DeviceTimeline> timeline_;
   bool timeline_filled_ = false;
+  std::vector<std::array<std::unique_ptr<Recorder>, kQueues>> recorders_;
+  // Of this rank as a whole: with its lists, or behind them.
+  enum Stage : uint8_t { kWalks, kAgrees, kBegins, kShares, kEnds };
+  std::atomic<uint8_t> stage_{kEnds};
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;
   std::vector<InputSlices> slices_;
@@ -140,6 +154,10 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   bool indices_vote_ = false;  // checks of indices too: all of them come before the commits
   std::mutex error_mutex_;
   std::optional<Error> error_;
+  std::vector<bool> gone_;         // ranks; those of earlier runs too
+  bool lost_one_ = false;          // in this run
+  std::vector<RankPlace> places_;  // that ranks have told since
+  Counter places_told_;            // by other ranks
 };
 
 }  // namespace whale

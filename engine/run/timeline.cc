@@ -5,14 +5,9 @@
 
 #include "base/format.h"
 #include "ops/op.h"
+#include "run/place.h"
 
 namespace whale {
-namespace {
-
-constexpr const char* kPhaseNames[] = {"forward", "backward", "update"};
-
-}  // namespace
-
 std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan) {
   int64_t origin = INT64_MAX;
   for (const DeviceTimeline& device : devices)
@@ -31,7 +26,7 @@ std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Pl
                           {"pid", d},
                           {"tid", s},
                           {"name", record.instruction->name},
-                          {"cat", kPhaseNames[static_cast<size_t>(record.instruction->phase)]},
+                          {"cat", phase_text(record.instruction->phase)},
                           {"ts", static_cast<double>(record.begin - origin) * 1e-3},
                           {"dur", static_cast<double>(record.end - record.begin) * 1e-3},
                           {"args",

@@ -34,6 +34,7 @@ class Reading final : private Ear::Listener {
  private:
   void hear(const Notice& notice) noexcept override {
     if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.advance(1);
+    if (notice.kind == Notice::kAt) return;
     {
       const std::lock_guard lock(mutex_);
       if (!error_) error_ = error_of(notice, machine_.wire()->rank());

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <map>
+#include <mutex>
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/philox.h"
 #include "base/version.h"
 #include "checkpoint/checkpoint.h"
@@ -17,6 +21,7 @@
 #include "compile/compile.h"
 #include "ir/learning_rate.h"
 #include "run/executor.h"
+#include "run/flight_record.h"
 #include "run/report.h"
 #include "data/variable_part.h"
 #include "run/whole_read.h"
@@ -100,7 +105,9 @@ struct Session::Impl {
   };
   std::deque<Known> executors;  // destroyed before the machine; newest last
   int64_t planned = 0;          // entries, by this session
-  Executor* last = nullptr;
+  Executor* last = nullptr;     // of the last run; written under record_mutex
+  mutable std::mutex record_mutex;
+  std::string run_error;  // how the last run ended; likewise
 
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
@@ -311,6 +318,7 @@ struct Session::Impl {
     std::unique_ptr<Executor> executor = bound(entry);
     if (!kept && std::ranges::count(executors, false, &Known::kept) >= kMostFromRuns) {
       const auto oldest = std::ranges::find(executors, false, &Known::kept);
+      const std::lock_guard lock(record_mutex);
       if (oldest->executor.get() == last) last = nullptr;
       executors.erase(oldest);
     }
@@ -432,7 +440,11 @@ struct Session::Impl {
     Executor& chosen = prepared(mode, inputs, outputs, slices_of);
     run = std::make_shared<RunState>();
     run_cancel = std::move(cancel);
-    last = &chosen;
+    {
+      const std::lock_guard lock(record_mutex);
+      last = &chosen;
+      run_error.clear();
+    }
     StepValues values;
     values.seed = options.seed;
     values.iteration = iteration;
@@ -479,8 +491,36 @@ struct Session::Impl {
   static void eval_ended(void* self, std::optional<Error>& error, bool) { finish(*static_cast<Impl*>(self), error); }
   static void finish(Impl& impl, std::optional<Error>& error) {
     if (error && impl.doubts(*error)) error = with_doubt(*error);
+    if (error) impl.keep_record(*error);
     const std::shared_ptr<RunState> state = impl.run;  // the next run may replace it as soon as this one is done
     state->finish(std::move(error));
+  }
+
+  // ---- flight records -----------------------------------------------------------------------------------------------
+  std::string flight_record() const {
+    check_process();
+    const std::lock_guard lock(record_mutex);
+    return flight_record_json(*machine, last, run_error);
+  }
+  // In the folder that the environment names. A failure of it is no failure of the run, and the error says so.
+  void keep_record(Error& error) noexcept {
+    try {
+      {
+        const std::lock_guard lock(record_mutex);
+        run_error = error.message();
+      }
+      if (const char* folder = std::getenv("WHALE_FLIGHT_RECORDER");
+          folder && *folder) {  // NOLINT(concurrency-mt-unsafe)
+        const std::string text = flight_record();
+        std::filesystem::create_directories(folder);
+        replace_file(fmt::format("{}/rank-{}.json", folder, rank()), text.data(), text.size());
+      }
+    } catch (const std::exception& e) {
+      try {
+        error = saying(error, fmt::format("{}; its flight record is not written: {}", error.message(), e.what()));
+      } catch (...) {  // no memory for it
+      }
+    }
   }
 
   // ---- variables --------------------------------------------------------------------------------------------------
@@ -758,6 +798,8 @@ std::string Session::timeline() {
     throw error(Code::kFailedPrecondition, "there is no timeline: switch tracing on before the run");
   return to_chrome_trace(impl_->last->timeline(), *impl_->plan);
 }
+
+std::string Session::flight_record() const { return impl_->flight_record(); }
 
 DeviceBytes Session::memory(size_t device) const {
   impl_->settle();

@@ -120,6 +120,9 @@ class Session {
 
   void set_trace(bool enable);
   std::string timeline();  // of the last run, Chrome trace JSON; failed_precondition when tracing was off
+  // What every queue here is at and did last, as JSON (flight_record.h), also while a run is under way. From any
+  // thread.
+  std::string flight_record() const;
   DeviceBytes memory(size_t device) const;  // throws invalid_argument where there is no such device
   std::string report();                     // JSON: bytes by class for each device, seconds of the last run
   const Plan& plan() const;

@@ -102,6 +102,7 @@ std::string WirePeers::spread(const std::string& rank_0s) {
 
 void WirePeers::hear(const Notice& notice) noexcept {
   if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.advance(1);
+  if (notice.kind == Notice::kAt) return;
   end(error_of(notice, rank()));
 }
 

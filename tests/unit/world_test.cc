@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <limits>
 #include <numeric>
 #include <thread>
@@ -445,10 +446,53 @@ TEST_CASE("a rank that is lost ends the runs of the others with the variables as
     CHECK(ends[0]->code() == Code::kUnavailable);
     CHECK(ends[0]->where().rank == 1);
     CHECK(ends[0]->damage() == Damage::kStep);
-    CHECK(ends[0]->message() == "rank 1 is lost: its process has ended");
+    CHECK(ends[0]->message().starts_with("rank 1 is lost: its process has ended"));
     CHECK(ranks.values() == before);
   }
   notices.join();
+}
+
+// Each of three ranks is known by what it says itself: the lost one cannot, and one is in no run.
+TEST_CASE("when a rank is lost, what all others wait for is said in the words of the plan") {
+  CompileOptions options;
+  options.strategy = "replica";
+  const Plan plan = compile(small::mlp(12).g, parse_devices("ref:4"), options);
+  std::vector<std::shared_ptr<Post>> posts;
+  std::vector<World> worlds;
+  const auto store = make_inproc_store();
+  for (const MakeCourier& make : make_inproc_couriers(4)) {
+    posts.push_back(Post::open(4, make));
+    worlds.push_back({store, posts.back()->next_wire()});
+  }
+  Ranks ranks({plan, plan, plan, plan}, {}, worlds);
+  REQUIRE_FALSE(ranks.errors[0]);
+  for (const auto& end : ranks.step(plan, {1, 1, 1, 1})) REQUIRE_FALSE(end);
+  ranks.running = 2;  // rank 2 begins no step, and rank 3 is lost
+  std::thread notices([&] {
+    const auto waits = [&](size_t r) {
+      return has(ranks.sessions[r]->flight_record(), "\"waits\":true,\"at\":\"all_reduce");
+    };
+    while (!waits(0) || !waits(1)) std::this_thread::yield();
+    for (size_t r = 0; r < 3; ++r) posts[r]->give_up(3, "rank 3 is lost: its process has ended");
+  });
+  const auto ends = ranks.step(plan, {1, 1, 1, 1});
+  notices.join();
+  for (size_t r = 0; r < 2; ++r) {
+    REQUIRE(ends[r]);
+    CAPTURE(ends[r]->message());
+    CHECK(ends[r]->where().rank == 3);
+    CHECK(
+        ends[r]->message() ==
+        "rank 3 is lost: its process has ended; in step 1 ranks 0,1 wait for all_reduce of loss and 3 more (backward) "
+        "among ranks 0-3");
+  }
+  const nlohmann::json record = nlohmann::json::parse(ranks.sessions[0]->flight_record());
+  CHECK(record["error"] == ends[0]->message());
+  REQUIRE(record["queues"].size() == 2);
+  const auto& last = record["queues"][1]["instructions"].back();
+  CHECK(record["queues"][1]["queue"] == "replica");
+  CHECK((last["op"] == "all_reduce" && last["step"] == 1 && last["seconds"].is_null()));
+  CHECK(last["devices"] == std::vector<int>{0, 1, 2, 3});
 }
 
 TEST_CASE("ranks train what one process trains, bit by bit") {

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "file.h"
+#include "flight.h"
 #include "models.h"
 #include "runner.h"
 
@@ -135,19 +136,27 @@ void add_model(CLI::App& app) {
 }
 
 void add_inspect(CLI::App& app) {
-  auto* command =
-      app.add_subcommand("inspect", "show a model file or a plan file; check a checkpoint and show what it holds");
+  auto* command = app.add_subcommand(
+      "inspect", "show a model, a plan or flight records; check a checkpoint and show what it holds");
   struct State {
+    std::vector<std::string> paths;
     std::string path, level;
     bool json = false;
   };
   auto state = std::make_shared<State>();
-  command->add_option("FILE", state->path, "a .whale or a .plan file, or the directory of a checkpoint")->required();
+  command
+      ->add_option("FILE", state->paths,
+                   "a .whale or a .plan file, the directory of a checkpoint, or the flight records of a job's ranks")
+      ->required();
   command->add_option("--level", state->level,
                       "of a model or plan: summary (default), graph (every op), train (with backward and update), plan "
                       "(every instruction)");
   command->add_flag("--json", state->json, "as JSON");
   command->callback([state] {
+    state->path = state->paths[0];
+    if (state->paths.size() > 1 && (is_directory(state->path) || !is_flight_record(state->path)))
+      throw Failure("'" + shown(state->paths[1]) +
+                    "' is one argument too many: several files are shown where they are flight records");
     if (!state->level.empty() && (state->json || is_directory(state->path)))
       throw Failure(state->json
                         ? "--json shows everything: leave --level out"
@@ -177,6 +186,11 @@ void add_inspect(CLI::App& app) {
         std::printf("%s\n", text(whale_plan_print, p).c_str());
       else
         std::printf("%s\n%s\n", text(whale_plan_summary, p).c_str(), checksum_line(state->path));
+      return;
+    }
+    if (kind == FileKind::kOther && is_flight_record(state->path)) {
+      if (!level.empty()) throw Failure("'" + shown(state->path) + "' is a flight record: leave --level out");
+      std::printf("%s\n", (state->json ? flight_json(state->paths) : flight_text(state->paths)).c_str());
       return;
     }
     if (kind == FileKind::kOther)

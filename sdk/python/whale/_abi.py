@@ -501,6 +501,7 @@ PROTOTYPES = {
     "whale_session_trace": (c_void_p, [c_void_p, c_int32]),
     "whale_session_timeline_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_memory": (c_void_p, [c_void_p, c_size_t, POINTER(whale_memory)]),
+    "whale_session_flight_record_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_session_report_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
 }
 

@@ -601,6 +601,11 @@ class Job:
         """Bytes by class for each device, and the seconds of the last step in ops, collectives and waiting."""
         return json.loads(take_text(lib.whale_session_report_json, self._handle.pointer))
 
+    def flight_record(self) -> dict:
+        """What each queue of this process's devices is at, what it waits for, and its last instructions with their times. From any
+        thread, also while a step is under way that does not end. ``json.dump`` it to a file, and ``whale inspect`` shows it."""
+        return json.loads(take_text(lib.whale_session_flight_record_json, self._handle.pointer))
+
     def close(self) -> None:
         """Stops the devices and frees their memory; also done when the job is collected."""
         self._handle.close()

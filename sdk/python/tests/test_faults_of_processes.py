@@ -1,0 +1,119 @@
+"""What can happen to one rank of several processes, at any point of a job: every other one is told which rank it was, and nothing is left."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from test_world_of_processes import free_port
+
+LIBRARY = pathlib.Path(os.environ.get("WHALE_LIBRARY", "x"))
+pytestmark = pytest.mark.skipif(not (LIBRARY.parent / "libwhale_ucx.so").exists(), reason="built without UCX")
+WHALE = os.environ.get("WHALE", str(LIBRARY.parents[1] / "tools" / "whale" / "whale"))
+
+# Each rank goes through the points of a job. At `point` the victim does `fault` to itself.
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import whale as wh
+rank, victim, point, fault, folder = int(os.environ["RANK"]), *sys.argv[1:]
+mine = rank == int(victim)
+
+def at(here):
+    if not mine or here != point:
+        return
+    if fault == "exception":
+        raise ValueError("user code throws")
+    if fault in ("kill", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+def names(error):
+    print("told", type(error).__name__, error.rank, error, flush=True)
+    sys.exit(0)
+
+wide = mine and fault == "plan"
+try:
+    at("rendezvous")
+    world = wh.world(token="another" if mine and fault == "token" else "")
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (12, 4)), wh.input("y", (12,), wh.int32)
+        with wh.replica():
+            loss = wh.nn.cross_entropy(wh.nn.linear(wh.ops.relu(wh.nn.linear(x, 32 if wide else 16)), 3), y)
+        g.minimize(loss, wh.SGD(0.1))
+    job = wh.plan(g, world=world).start(seed=3)
+    at("first step")
+    def step(rows=12):
+        return job.step(x=np.ones((rows, 4), np.float32), y=np.zeros(rows, np.int32))
+    step()
+    if point == "steps":
+        print("ready", flush=True)
+        for i in range(10**9):
+            if i == 20:
+                at("steps")
+                if mine and fault == "shape":
+                    job.step(x=np.ones((12, 5), np.float32), y=np.zeros(12, np.int32))
+            step()
+    if mine and point == "save":
+        time.sleep(0.3)  # the others are in it
+    at("save")
+    job.save(folder)
+except wh.WhaleError as error:
+    if fault == "exception" and mine:
+        raise
+    names(error)
+print("nothing told", flush=True)
+"""
+
+TABLE = [("kill", "rendezvous"), ("stop", "rendezvous"), ("token", "rendezvous"), ("exception", "rendezvous"), ("plan", "first step"), ("kill", "first step"),
+         ("stop", "first step"), ("exception", "first step"), ("kill", "steps"), ("stop", "steps"), ("exception", "steps"), ("shape", "steps"), ("kill", "save"),
+         ("stop", "save"), ("exception", "save")]
+
+
+def left():
+    return sorted(p.name for p in pathlib.Path("/dev/shm").iterdir())
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("fault, point", TABLE)
+def test_every_survivor_is_told_which_rank_it_was(fault, point, victim, tmp_path):
+    port, before, begin = free_port(), left(), time.monotonic()
+    env = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WHALE_JOB_TOKEN": "secret", "WHALE_TIMEOUT": "2",
+           "WHALE_FLIGHT_RECORDER": str(tmp_path / "records")}
+    ranks = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(victim), point, fault, str(tmp_path / "c")], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for r in range(3)]
+    try:
+        told = [p.communicate(timeout=60) for r, p in enumerate(ranks) if r != victim]
+    finally:
+        for p in ranks:
+            p.kill()
+            p.communicate()
+    print(f"{fault} at {point} of rank {victim}: {time.monotonic() - begin:.1f} s")
+    for out, err in told:
+        line = out.splitlines()[-1] if out else ""
+        assert line.startswith("told "), out + err
+        # A meeting that rank 0 never opened, or whose door another token closed, is known to have no rank 0, or not all.
+        assert line.split()[2] == str(victim) or f"rank {victim}" in line, line
+        if point == "steps" and fault in ("kill", "stop"):
+            assert re.search(r"; in step \d+ ranks? \d[^;]* (waits? for (all_reduce of|the other ranks)|(is|are) at)", line), line
+        if point == "steps" and fault == "stop":  # they had the time to come to what they wait for
+            assert re.search(r"; in step \d+ ranks \d,\d wait for all_reduce of \w+ in replica \(forward\) among ranks 0-2", line), line
+    if point == "steps" and fault in ("kill", "stop"):
+        files = sorted((tmp_path / "records").iterdir())
+        assert [f.name for f in files] == [f"rank-{r}.json" for r in range(3) if r != victim]
+        shown = subprocess.run([WHALE, "inspect", *map(str, files)], capture_output=True, text=True, check=True).stdout
+        assert f"no record of rank {victim}\n" in shown and "last instructions" in shown and "replica  " in shown, shown
+        for file in files:
+            record = json.loads(file.read_text())
+            assert f"rank {victim}" in record["error"] and {q["queue"] for q in record["queues"]} >= {"compute", "replica"}
+            assert all(i["seconds"] is None or i["seconds"] >= 0 for q in record["queues"] for i in q["instructions"])
+    deadline = time.monotonic() + 10
+    while left() != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left() == before
+    assert not list(tmp_path.glob("**/*.XXXXXX")) and not (tmp_path / "c").exists()
