@@ -134,7 +134,10 @@ class ProcessWorlds final : public Worlds {
     }
     courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
     courier.address_of = [get](int rank) { return get("address", rank); };
-    courier.doubt = [meeting](int rank, const std::string& why) { return meeting->doubt(rank, why); };
+    courier.doubt = [weak = std::weak_ptr(meeting)](int rank, const std::string& why) {
+      const auto meeting = weak.lock();
+      return meeting && meeting->doubt(rank, why);
+    };
     const CourierEntry& library = courier_library(options.folder);
     post_ = Post::open(size_, [&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
     news->opened(post_);
