@@ -44,7 +44,7 @@ class InprocCourier final : public Courier {
     }
     if (ticket.thing != nullptr) receiver_.sent(ticket);
   }
-  bool lends_to(int) const override { return true; }
+  bool lends_to(int) const override { return is_readable(); }
   // By the kernel, as between processes: an address that is not there any more is no fault.
   bool read(int, uint64_t address, char* place, size_t bytes) override {
     return read_memory(getpid(), address, place, bytes);
@@ -52,6 +52,14 @@ class InprocCourier final : public Courier {
   void give_up(int) override {}
 
  private:
+  static bool is_readable() {
+    static const bool known = [] {
+      const char from = 1;
+      char to = 0;
+      return read_memory(getpid(), reinterpret_cast<uintptr_t>(&from), &to, 1) && to == 1;
+    }();
+    return known;
+  }
   const std::shared_ptr<Receivers> receivers_;
   const int rank_;
   Receiver& receiver_;

@@ -256,7 +256,7 @@ class InprocLinks final : public Links {
                          (static_cast<uint64_t>(c.from) << 20) | static_cast<uint64_t>(c.to);
     end.bytes = bytes;
     if (sending)
-      end.sender = abroad_.wire->open_sender(rank(c.to), tag, c.capacity);
+      end.sender = abroad_.wire->open_sender(rank(c.to), tag, c.capacity, true);
     else
       end.receiver = abroad_.wire->open_receiver(rank(c.from), tag);
   }

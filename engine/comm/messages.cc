@@ -72,7 +72,7 @@ bool receive(Wire::Receiver& receiver, Device& device, const Piece& piece, Looko
 }
 
 std::unique_ptr<Wire::Sender> Seat::to(size_t member, uint32_t capacity, Lane lane) const {
-  return wire.open_sender(rank_of(member), tag(rank, member, lane), capacity);
+  return wire.open_sender(rank_of(member), tag(rank, member, lane), capacity, true);
 }
 std::unique_ptr<Wire::Receiver> Seat::from(size_t member, Lane lane) const {
   return wire.open_receiver(rank_of(member), tag(member, rank, lane));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -51,7 +52,7 @@ struct Mailbox {
 
   // As many as can be on the way at once, one that is read, and one of a run that was aborted.
   Parcel& room(const LetterHead& head, size_t bytes) {
-    const size_t most = head.capacity == 0 ? kPaced : head.capacity;
+    const size_t most = head.capacity + kPaced;
     for (; parcels < most + 2; ++parcels) spare.emplace_back();
     if (spare.empty()) spare.emplace_back(), ++parcels;
     Parcel& parcel = spare.front();
@@ -102,30 +103,33 @@ struct Outgoing {
   std::mutex mutex;
   std::condition_variable freed;  // a message was taken or read, or a buffer is free
   std::list<Buffer> buffers;
-  uint32_t capacity = 1;
   size_t largest = 0;
   uint64_t run = 0;
-  uint32_t sent = 0, taken = 0, lent = 0;  // of that run; lent: not read yet
+  uint32_t sent = 0;
+  uint32_t counted = 0, taken = 0;         // of senders with a capacity, and how many of them were taken
+  uint32_t lent = 0;                       // by their owners; not read yet
+  std::atomic<int64_t>* unread = nullptr;  // buffers of the session that are lent
 
   void enter(uint64_t now) {
     if (run == now) return;
-    run = now, sent = taken = lent = 0;
+    run = now, sent = counted = taken = lent = 0;
     for (Buffer& b : buffers)  // what an aborted run left unread nobody reads, or for nothing
-      if (std::exchange(b.lent, false)) b.under_way = false;
+      if (b.lent) give_back(b);
+  }
+  void give_back(Buffer& b) {
+    if (std::exchange(b.lent, false)) --*unread;
+    b.under_way = false;
+    b.bytes.reserve(largest);
   }
   void was_read(uint32_t sequence) {
-    ++taken;
     for (Buffer& b : buffers)
-      if (b.lent && b.sequence == sequence) {
-        b.under_way = b.lent = false;
-        return;
-      }
+      if (b.lent && b.sequence == sequence) return give_back(b);
     lent -= lent > 0;
   }
-  bool is_full() const { return capacity > 0 && sent - taken >= capacity; }
+  bool is_full(uint32_t capacity) const { return capacity > 0 && counted - taken >= capacity; }
   // Where the next message is written; null: not yet.
-  Buffer* free_buffer() {
-    if (is_full()) return nullptr;
+  Buffer* free_buffer(uint32_t capacity) {
+    if (is_full(capacity)) return nullptr;
     const auto at = std::find_if(buffers.begin(), buffers.end(), [](const Buffer& b) { return !b.under_way; });
     return at == buffers.end() ? nullptr : &*at;
   }
@@ -173,7 +177,10 @@ struct Post::Desk {
   std::mutex channels_mutex;  // of the maps
   std::map<Channel, Mailbox> mailboxes;
   std::map<Channel, Outgoing> outgoing;
-  std::list<Parcel> texts;  // of notices on their way in; under channels_mutex
+  std::list<Parcel> texts;         // of notices on their way in; under channels_mutex
+  std::atomic<int64_t> unread{0};  // buffers that are lent
+  std::mutex settle_mutex;
+  std::condition_variable settled;
 
   Mailbox& mailbox(int from, uint64_t tag) {
     const std::lock_guard lock(channels_mutex);
@@ -181,7 +188,9 @@ struct Post::Desk {
   }
   Outgoing& out(int to, uint64_t tag) {
     const std::lock_guard lock(channels_mutex);
-    return outgoing[{to, tag}];
+    Outgoing& out = outgoing[{to, tag}];
+    out.unread = &unread;
+    return out;
   }
   void ring() {
     ++rings;
@@ -232,6 +241,8 @@ struct Post::Desk {
       { const std::lock_guard seen(out.mutex); }
       out.freed.notify_all();
     }
+    { const std::lock_guard seen(settle_mutex); }
+    settled.notify_all();
   }
   // Until `found`, which is asked under the lock; false: aborted.
   template <class Found>
@@ -267,17 +278,22 @@ struct Post::Desk {
 
 class Post::Outbox final : public Wire::Sender {
  public:
-  Outbox(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk, int to, uint64_t tag, uint32_t capacity)
-      : post_(std::move(post)), desk_(std::move(desk)), to_(to), tag_(tag), out_(desk_->out(to, tag)) {
+  Outbox(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk, int to, uint64_t tag, uint32_t capacity, bool settled)
+      : post_(std::move(post)),
+        desk_(std::move(desk)),
+        to_(to),
+        tag_(tag),
+        capacity_(capacity),
+        settled_(settled),
+        out_(desk_->out(to, tag)) {
     const std::lock_guard lock(out_.mutex);
-    out_.capacity = capacity;
-    while (out_.buffers.size() < (capacity == 0 ? kPaced : capacity) + 1) out_.buffers.emplace_back().of = &out_;
+    while (out_.buffers.size() < capacity + kPaced + 1) out_.buffers.emplace_back().of = &out_;
   }
   char* begin(size_t bytes, Lookout* lookout) override {
     const uint64_t run = desk_->run.load(std::memory_order_relaxed);
     const auto found = [&] {
       out_.enter(run);
-      buffer_ = out_.free_buffer();
+      buffer_ = out_.free_buffer(capacity_);
       if (buffer_ == nullptr) return false;
       if (bytes > out_.largest) {
         out_.largest = bytes;
@@ -292,9 +308,10 @@ class Post::Outbox final : public Wire::Sender {
     return bytes == 0 ? &nothing_ : buffer_->bytes.data();
   }
   void end() override {
-    const bool lends = worth_lending(buffer_->bytes.size());
+    const bool lends = settled_ && worth_lending(buffer_->bytes.size());
     LetterHead head = next_head(lends ? LetterHead::kLent : LetterHead::kMessage, [&](uint32_t sequence) {
       buffer_->under_way = true, buffer_->lent = lends, buffer_->sequence = sequence;
+      desk_->unread += lends;
     });
     if (lends)
       send_loan(head, buffer_->bytes.data(), buffer_->bytes.size());
@@ -312,7 +329,7 @@ class Post::Outbox final : public Wire::Sender {
     const uint64_t run = desk_->run.load(std::memory_order_relaxed);
     if (!wait(lookout, [&] {
           out_.enter(run);
-          return !out_.is_full() && out_.lent < kLoans;
+          return !out_.is_full(capacity_) && out_.lent < kLoans;
         }))
       return false;
     send_loan(next_head(LetterHead::kLent, [&](uint32_t) { ++out_.lent; }), data, bytes);
@@ -328,7 +345,8 @@ class Post::Outbox final : public Wire::Sender {
   LetterHead next_head(LetterHead::Kind kind, Note note) {
     const std::lock_guard lock(out_.mutex);
     note(out_.sent);
-    return {.run = out_.run, .tag = tag_, .sequence = out_.sent++, .capacity = out_.capacity, .kind = kind};
+    out_.counted += capacity_ > 0;
+    return {.run = out_.run, .tag = tag_, .sequence = out_.sent++, .capacity = capacity_, .kind = kind};
   }
   void send_loan(const LetterHead& head, const char* data, size_t bytes) {
     const Loan loan{reinterpret_cast<uintptr_t>(data), bytes};
@@ -343,6 +361,8 @@ class Post::Outbox final : public Wire::Sender {
   const std::shared_ptr<Desk> desk_;
   const int to_;
   const uint64_t tag_;
+  const uint32_t capacity_;
+  const bool settled_;
   Outgoing& out_;
   Outgoing::Buffer* buffer_ = nullptr;  // that is being written
   char nothing_ = 0;
@@ -356,8 +376,9 @@ class Post::Inbox final : public Wire::Receiver {
     if (!next(bytes, lookout)) return nullptr;
     Parcel& parcel = mine_.front();
     if (bytes == 0) return &nothing_;
+    if (bytes >= kWorthLending && read_.size() < bytes)
+      read_.resize(bytes);  // also if this one was copied: the first is
     if (!parcel.is_lent()) return parcel.bytes.data();
-    if (read_.size() < bytes) read_.resize(bytes);
     return read(parcel, read_.data(), lookout) ? read_.data() : nullptr;
   }
   void end() override {
@@ -391,14 +412,23 @@ class Post::Inbox final : public Wire::Receiver {
   }
   bool read(const Parcel& parcel, char* to, Lookout* lookout) {
     // Where it is not there any more, its sender has given up, and says so, or is lost.
-    if (!post_->courier_->read(from_, parcel.loan.address, to, parcel.loan.bytes))
+    if (!post_->courier_->read(from_, parcel.loan.address, to, parcel.loan.bytes)) {
+      if (errno == EPERM || errno == ENOSYS)
+        throw error(
+            Code::kUnavailable,
+            "the memory of rank {} cannot be read any more, as it could when the ranks met: has its user or its "
+            "right to be traced changed?",
+            from_);
       return wait(lookout, [] { return false; });
+    }
     answer(LetterHead::kRead);
     return true;
   }
   void answer(LetterHead::Kind kind) {
     const LetterHead& of = mine_.front().head;
-    post_->send(*desk_, from_, {.run = of.run, .tag = tag_, .sequence = of.sequence, .kind = kind}, nullptr, 0, {});
+    post_->send(*desk_, from_,
+                {.run = of.run, .tag = tag_, .sequence = of.sequence, .capacity = of.capacity, .kind = kind}, nullptr,
+                0, {});
   }
   template <class Found>
   bool wait(Lookout* lookout, Found found) {
@@ -424,8 +454,12 @@ class Post::Line final : public Wire {
   }
   int rank() const override { return post_->rank(); }
   int size() const override { return post_->size(); }
-  std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) override {
-    return std::make_unique<Outbox>(post_, desk_, to, tag, capacity);
+  std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity, bool settled) override {
+    return std::make_unique<Outbox>(post_, desk_, to, tag, capacity, settled);
+  }
+  bool settle(Lookout* lookout) override {
+    return desk_->wait(*post_->courier_, desk_->settle_mutex, desk_->settled, lookout,
+                       [&] { return desk_->unread == 0; });
   }
   std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) override {
     return std::make_unique<Inbox>(post_, desk_, from, tag);
@@ -522,12 +556,14 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
     {
       const std::lock_guard lock(out.mutex);
       if (head.run != out.run) return {};
-      if (head.kind == LetterHead::kRead)
-        out.was_read(head.sequence);
-      else
-        ++out.taken;
+      out.taken += head.capacity > 0;
+      if (head.kind == LetterHead::kRead) out.was_read(head.sequence);
     }
     out.freed.notify_all();
+    if (head.kind == LetterHead::kRead && desk->unread == 0) {
+      { const std::lock_guard seen(desk->settle_mutex); }
+      desk->settled.notify_all();
+    }
     wake();
   } else if (head.kind == LetterHead::kMessage || head.kind == LetterHead::kLent) {
     if (head.kind == LetterHead::kLent && bytes != sizeof(Loan)) return {};
@@ -574,7 +610,7 @@ void Post::sent(const Ticket& letter) noexcept {
   auto* buffer = static_cast<Outgoing::Buffer*>(letter.thing);
   {
     const std::lock_guard lock(buffer->of->mutex);
-    buffer->under_way = false;
+    buffer->of->give_back(*buffer);
   }
   buffer->of->freed.notify_all();
   wake();

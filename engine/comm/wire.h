@@ -68,11 +68,13 @@ class Wire {
   virtual ~Wire() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // `capacity`: messages of a run that wait at most before begin() does; 0: whoever uses the channel sees to it that no
-  // more than two do.
-  virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity) = 0;
+  // `capacity`: messages of this sender, of a run, that wait at most before begin() does; 0: who uses it sees to it
+  // that no more than two do. `settled`: the run ends with settle(): what begin() gave is then read where it lies too.
+  virtual std::unique_ptr<Sender> open_sender(int to, uint64_t tag, uint32_t capacity, bool settled = false) = 0;
   virtual std::unique_ptr<Receiver> open_receiver(int from, uint64_t tag) = 0;
   virtual void begin_run() = 0;  // the next one; ends an abort
+  // Until the others have read what senders that are `settled` wrote; false: aborted.
+  virtual bool settle(Lookout* lookout) = 0;
   // Every begin() that waits, and every later one, gives null, until begin_run(). Takes no memory.
   virtual void abort() noexcept = 0;
   // All other ranks, who hear what one rank tells in its order; `rank` and `run` are this one's and this run. Takes no

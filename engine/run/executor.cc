@@ -568,6 +568,7 @@ void Executor::finished() noexcept {
   }
   if (wire_ != nullptr) {
     share_outputs();
+    wire_->settle(this);  // what another rank reads of this run is there until it has
     try {
       add_places();
     } catch (...) {  // no memory for it

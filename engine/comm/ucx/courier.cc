@@ -99,7 +99,10 @@ class UcxCourier final : public Courier {
       sent(out);
       return told(to, UCS_PTR_STATUS(request));
     }
-    if (waiting_ == 0) rouse(true);  // else who waits carries it
+    if (waiting_ == 0)
+      rouse(true);
+    else if (asleep_ > 0)  // who waits carries it
+      ucp_worker_signal(worker_);
   }
 
   bool lends_to(int rank) const override { return endpoints_[static_cast<size_t>(rank)].reads_here; }
@@ -127,7 +130,8 @@ class UcxCourier final : public Courier {
       const bool any = progress();
       carries_for_itself = false;
       if (any || ucp_worker_arm(worker_) == UCS_ERR_BUSY) return;
-      if (!outs_.empty() || !ins_.empty()) milliseconds = std::min(milliseconds, kBusyMilliseconds);
+      // Of several that sleep one may take the signal that was meant for another.
+      if (!outs_.empty() || !ins_.empty() || asleep_ > 1) milliseconds = std::min(milliseconds, kBusyMilliseconds);
     }
     pollfd event{event_, POLLIN, 0};
     ::poll(&event, 1, milliseconds);
@@ -137,7 +141,9 @@ class UcxCourier final : public Courier {
     if (asleep_ > (carries_for_itself ? 1 : 0)) ucp_worker_signal(worker_);
   }
   void wait_ends() override {
-    if (--waiting_ == 0 && (listens_ || unfinished_)) rouse(unfinished_);
+    const bool last = --waiting_ == 0;
+    if (last && (listens_ || unfinished_)) rouse(unfinished_);
+    if (!last && unfinished_ && asleep_ > 0) ucp_worker_signal(worker_);
   }
   void listen() noexcept override {
     listens_ = true;
