@@ -88,7 +88,8 @@ def test_who_has_died_is_named_and_the_state_before_is_kept(model, tmp_path):
 def test_interrupted_processes_save_the_state_of_one_step(model, tmp_path, after):
     """Whichever of them hears of it first, or is in a step that the others do not begin."""
     job = subprocess.Popen([WHALE, "launch", "-n", "3", "--", WHALE, "run", model, "--strategy", "replica", "--steps", "1000000", "--json", "--save", tmp_path / "c"],
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored where a shell started the tests in the background
     for _ in range(3 + after):
         job.stdout.readline()
     job.send_signal(signal.SIGINT)
