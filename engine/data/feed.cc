@@ -58,8 +58,8 @@ void bind(const char* what, const std::vector<Port>& ports, const std::vector<Na
 
 }  // namespace
 
-Piece piece_of(DType dtype, const Dims& dims, int batch_dim, int64_t batch, SampleRange range) {
-  Piece piece;
+SampleRuns sample_runs(DType dtype, const Dims& dims, int batch_dim, int64_t batch, SampleRange range) {
+  SampleRuns piece;
   if (batch_dim < 0) {
     piece.run = piece.stride = static_cast<size_t>(element_count(dims) * size_of(dtype));
     piece.rows = 1;

@@ -13,13 +13,13 @@
 namespace whale {
 
 // The bytes of some samples inside a dense host tensor: `rows` runs of `run` bytes, `stride` apart, from `begin` on.
-struct Piece {
+struct SampleRuns {
   size_t begin = 0, run = 0, stride = 0, rows = 0;
   size_t bytes() const { return run * rows; }
 };
 // Samples [range) of a tensor whose dimension `batch_dim` holds `batch` samples (a multiple of it: several elements
 // each). batch_dim -1: all of it.
-Piece piece_of(DType dtype, const Dims& dims, int batch_dim, int64_t batch, SampleRange range);
+SampleRuns sample_runs(DType dtype, const Dims& dims, int batch_dim, int64_t batch, SampleRange range);
 
 // Samples of one step: the extent along batch_dim, the same for all inputs; `otherwise` when no input has one. Throws
 // on inputs that disagree, naming both.

@@ -24,11 +24,11 @@ struct Entries {
 using PartNumbers = std::vector<std::vector<int32_t>>;                // [group][device]; -1: no member
 using Channels = std::vector<std::set<std::pair<int32_t, int32_t>>>;  // [link]: (from, to)
 // Who works with whom. Without checks: of a plan that is verified, or about to be.
-struct Peers {
+struct EntryPeers {
   PartNumbers parts;
   Channels channels;
 };
-Peers peers_of(const Entries& e);
+EntryPeers peers_of(const Entries& e);
 
 // The peers of a device at one end of a link, in the order in which it serves them.
 struct LinkEnd {
@@ -42,9 +42,9 @@ std::vector<std::vector<LinkEnd>> ends_of_links(const Entries& e, const Channels
 // coarsest classes in which all run programs of one number and have, group by group and link by link, members and peers
 // of the same classes (colour refinement). What one of a class does, all of it can do at once. `programs`: equal
 // numbers for those that are taken for the same.
-std::vector<int32_t> classes_alike(const Entries& e, const Peers& peers, const std::vector<int32_t>& programs);
+std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& programs);
 
 // Nobody waits for ever: one device of each class walks through what it says to the others.
-void verify_order(const Entries& e, const Peers& peers);
+void verify_order(const Entries& e, const EntryPeers& peers);
 
 }  // namespace whale

@@ -237,7 +237,7 @@ void check_links(const Entries& e) {
 void verify_communication(const Plan& plan, const Entry& entry) {
   const Entries e{plan, entry};
   check_groups(e);
-  const Peers peers = peers_of(e);
+  const EntryPeers peers = peers_of(e);
   check_queues(e);
   check_collectives(e, peers.parts);
   check_shifts(e);

@@ -36,8 +36,8 @@ class Numbers {
 
 }  // namespace
 
-Peers peers_of(const Entries& e) {
-  Peers peers;
+EntryPeers peers_of(const Entries& e) {
+  EntryPeers peers;
   for (const Group& group : e.plan.groups) {
     peers.parts.emplace_back(e.plan.devices.size(), -1);
     for (size_t p = 0; p < group.parts.size(); ++p)
@@ -65,7 +65,7 @@ std::vector<std::vector<LinkEnd>> ends_of_links(const Entries& e, const Channels
   return ends;
 }
 
-std::vector<int32_t> classes_alike(const Entries& e, const Peers& peers, const std::vector<int32_t>& programs) {
+std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& programs) {
   const size_t n = e.entry.rows.size();
   const PartNumbers& part_of = peers.parts;
   const std::vector<std::vector<LinkEnd>> ends = ends_of_links(e, peers.channels);
@@ -143,7 +143,7 @@ std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
 
 }  // namespace
 
-void verify_order(const Entries& e, const Peers& peers) {
+void verify_order(const Entries& e, const EntryPeers& peers) {
   const PlanSteps steps = steps_of(e.entry, Walked::kCommunication);
   PlanWalk walk(e, peers, classes_alike(e, peers, alike(e.entry, steps)), steps, Walked::kCommunication, {});
   if (const std::string stuck = walk.run(); !stuck.empty()) e.fail(stuck);

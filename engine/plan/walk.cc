@@ -42,7 +42,7 @@ std::vector<PlanStep> steps_of(const Segment& s, Walked walked) {
 // Puts devices on a clock.
 struct Walker {
   const Entries& e;
-  const Peers& peers;
+  const EntryPeers& peers;
   const std::vector<int32_t>& classes;
   Clock& clock;
   std::map<std::tuple<size_t, int32_t>, size_t> places = {};              // by group and the first class in a part
@@ -127,8 +127,8 @@ PlanSteps steps_of(const Entry& entry, Walked walked) {
   return out;
 }
 
-PlanWalk::PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
-                   Walked walked, const Duration& seconds)
+PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
+                   const PlanSteps& steps, Walked walked, const Duration& seconds)
     : e_(e) {
   static const RowWaits kNothing;
   const std::vector<std::vector<LinkEnd>> links = ends_of_links(e, peers.channels);

@@ -28,7 +28,7 @@ class PlanWalk {
  public:
   // `classes` as classes_alike gives them: the first device of each walks. Of communication alone, rows are joined: who
   // never waits for ever then does not where they wait for less.
-  PlanWalk(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
+  PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
            Walked walked, const Duration& seconds);
 
   // Finds the times. Who waits for whom where that has no end; else nothing.

@@ -304,8 +304,8 @@ class Binder {
     const PlanInput& port = entry_.inputs.at(static_cast<size_t>(feed.input));
     const FedSamples samples = fed_samples(entry_, row_, row, *bound.source);
     bound.pieces.resize(samples.count);
-    Piece& piece = bound.pieces.at(samples.number);
-    piece = piece_of(port.dtype, port.dims, port.batch_dim, entry_.batch, samples.range);
+    SampleRuns& piece = bound.pieces.at(samples.number);
+    piece = sample_runs(port.dtype, port.dims, port.batch_dim, entry_.batch, samples.range);
     check_port(buffer(bound.source->out.at(0)), port.dtype, piece.bytes());
   }
 

@@ -28,8 +28,8 @@ struct BoundInstruction {
   };
   std::vector<Copy> copies;
   std::vector<std::vector<HandedRun>>
-      runs;                   // kFetch: by micro-batch, or one for all; none: another device hands it over
-  std::vector<Piece> pieces;  // kFeed: of the host's, likewise
+      runs;                        // kFetch: by micro-batch, or one for all; none: another device hands it over
+  std::vector<SampleRuns> pieces;  // kFeed: of the host's, likewise
   std::vector<std::vector<FedRun>> slices;  // kFeed: where the host has this rank's slices alone, likewise
   std::vector<Wait> waits;                  // of its row
   std::vector<uint64_t*> versions;          // of the variables it writes

@@ -357,7 +357,7 @@ void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_
       device.copy_in(bound.data + run.device, host + run.host, run.bytes);
     return;
   }
-  const Piece& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
+  const SampleRuns& piece = bound.pieces[bound.pieces.size() == 1 ? 0 : micro_batch];
   for (size_t row = 0; row < piece.rows && piece.run != 0; ++row)
     device.copy_in(bound.data + row * piece.run, host + piece.begin + row * piece.stride, piece.run);
 }
@@ -432,7 +432,7 @@ RankPlace Executor::place() const {
       const Recorder::Seen seen = recorder->see();
       begun = begun || seen.in_run;
       if (!seen.in_run || seen.events.empty() || seen.events.back().begin == 0 || seen.events.back().end != 0) continue;
-      const Place at = place_of(machine_.plan(), *entry_, d, seen.events.back());
+      const QueuePlace at = place_of(machine_.plan(), *entry_, d, seen.events.back());
       std::vector<std::string>& to = waits_for_others(*at.instruction) ? waits : works;
       std::string text = place_text(at, ranks);
       if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(std::move(text));

@@ -16,7 +16,7 @@ std::string host_name() {
 }
 
 // Times are seconds before the record was made.
-Json described(const Place& place, const Recorder::Event& event, const std::vector<int32_t>& ranks, int64_t now) {
+Json described(const QueuePlace& place, const Recorder::Event& event, const std::vector<int32_t>& ranks, int64_t now) {
   Json out = {{"what", place_text(place, ranks)},
               {"op", place.instruction->verb()},
               {"name", place.of},

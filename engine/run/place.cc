@@ -57,12 +57,12 @@ std::string numbers(std::vector<int32_t> list, const char* one, const char* seve
 
 }  // namespace
 
-Place place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event) {
+QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event) {
   const Program& program = entry.programs[static_cast<size_t>(entry.rows[device].program)];
   const ScheduleRow& row = program.schedule[event.row];
   const Segment& segment = program.segments[static_cast<size_t>(row.segment)];
   const Instruction& i = segment.instructions[static_cast<size_t>(event.instruction)];
-  Place place;
+  QueuePlace place;
   place.instruction = &i;
   place.of = i.link() != kNone                     ? entry.links[static_cast<size_t>(i.link())].name
              : i.group() != kNone || i.out.empty() ? name_of_buffers(program, i.in)
@@ -85,7 +85,7 @@ bool waits_for_others(const Instruction& i) {
   return i.group() != kNone || i.link() != kNone || i.kind() == InstructionKind::kCommit;
 }
 
-std::string place_text(const Place& place, const std::vector<int32_t>& ranks) {
+std::string place_text(const QueuePlace& place, const std::vector<int32_t>& ranks) {
   const Instruction& i = *place.instruction;
   if (i.kind() == InstructionKind::kCommit) return "the votes of all devices on the update";
   std::string text(i.verb());

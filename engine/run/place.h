@@ -10,7 +10,7 @@
 
 namespace whale {
 
-struct Place {
+struct QueuePlace {
   const Instruction* instruction = nullptr;
   std::string of;                // what it makes; of a collective or a message, what it moves
   std::string scope;             // "replica/block.3"; empty: the root
@@ -18,13 +18,13 @@ struct Place {
   int64_t micro_batch = -1;      // -1: all of them
   std::vector<int32_t> devices;  // a collective's, itself too; whom it receives from, or sends to
 };
-Place place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event);
+QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event);
 
 const char* phase_text(Phase phase);                    // "forward"
 bool waits_for_others(const Instruction& instruction);  // it ends when other devices have done something
 // "all_reduce of h in replica/block.3 (backward of stage 2, micro-batch 1) among ranks 0-2". `ranks`: of the devices;
 // empty: there is one rank, and devices are named.
-std::string place_text(const Place& place, const std::vector<int32_t>& ranks);
+std::string place_text(const QueuePlace& place, const std::vector<int32_t>& ranks);
 
 // What a rank says of itself when another one is lost.
 struct RankPlace {

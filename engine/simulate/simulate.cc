@@ -14,7 +14,7 @@ std::vector<int32_t> numbers(size_t n) {
   return all;
 }
 
-std::vector<Event> events_of(const Entries& e, const Peers& peers, const std::vector<int32_t>& classes,
+std::vector<Event> events_of(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
                              const Duration& duration) {
   PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), Walked::kAll, duration);
   if (const std::string stuck = walk.run(); !stuck.empty()) throw error(Code::kFailedPrecondition, "{}", stuck);
@@ -68,7 +68,7 @@ Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry)
 
 std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t most) {
   const Entries e{plan, entry};
-  const Peers peers = peers_of(e);
+  const EntryPeers peers = peers_of(e);
   StepTimes times{.classes = classes_alike(e, peers, numbers(entry.programs.size()))};
   size_t steps = 0;
   int32_t known = 0;

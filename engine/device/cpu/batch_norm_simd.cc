@@ -13,21 +13,6 @@ namespace whale::cpu::HWY_NAMESPACE {
 using F64 = hn::ScalableTag<double>;
 using V64 = hn::Vec<F64>;
 
-// One vector at element i, or its first n elements.
-template <class T>
-HWY_INLINE V get(const void* p, int64_t i, int64_t n) {
-  const T* at = static_cast<const T*>(p) + i;
-  return n >= kLanes ? load(at) : load_n(at, n);
-}
-template <class T>
-HWY_INLINE void put(V v, void* p, int64_t i, int64_t n) {
-  T* at = static_cast<T*>(p) + i;
-  if (n >= kLanes)
-    store(v, at);
-  else
-    store_n(v, at, n);
-}
-
 template <class T>
 HWY_INLINE V masked_gradient(const ChannelPass& p, int64_t i, int64_t n) {
   const V g = get<T>(p.dy, i, n);

@@ -38,18 +38,6 @@ struct NormGrad {
 HWY_BEFORE_NAMESPACE();
 namespace whale::cpu::HWY_NAMESPACE {
 
-// f(j, n): a full vector at j when n == kLanes, else the last n elements.
-template <class T>
-HWY_INLINE V get(const T* p, int64_t j, int64_t n) {
-  return n >= kLanes ? load(p + j) : load_n(p + j, n);
-}
-template <class T>
-HWY_INLINE void put(V v, T* p, int64_t j, int64_t n) {
-  if (n >= kLanes)
-    store(v, p + j);
-  else
-    store_n(v, p + j, n);
-}
 // Zero past the end, so that a shifted tail does not count.
 HWY_INLINE V head(V v, int64_t n) {
   return n >= kLanes ? v : hn::IfThenElseZero(hn::FirstN(F32(), static_cast<size_t>(n)), v);

@@ -10,19 +10,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace whale::cpu::HWY_NAMESPACE {
 
-template <class T>
-HWY_INLINE V get(const void* p, int64_t i, int64_t n) {
-  const T* at = static_cast<const T*>(p) + i;
-  return n >= kLanes ? load(at) : load_n(at, n);
-}
-template <class T>
-HWY_INLINE void put(V v, void* p, int64_t i, int64_t n) {
-  T* at = static_cast<T*>(p) + i;
-  if (n >= kLanes)
-    store(v, at);
-  else
-    store_n(v, at, n);
-}
 HWY_INLINE hn::Vec<I32> get_index(const int32_t* p, int64_t n) {
   if (n >= kLanes) return hn::LoadU(I32(), p);
   alignas(64) int32_t buffer[kLanes] = {};

@@ -66,6 +66,27 @@ HWY_INLINE void store_n(V x, T* p, int64_t n) {
   std::memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
 }
 
+// A vector at element i when n is no less than its lanes, else n elements: of a row of n that are left.
+template <class T>
+HWY_INLINE V get(const T* p, int64_t i, int64_t n) {
+  return n >= kLanes ? load(p + i) : load_n(p + i, n);
+}
+template <class T>
+HWY_INLINE V get(const void* p, int64_t i, int64_t n) {
+  return get(static_cast<const T*>(p), i, n);
+}
+template <class T>
+HWY_INLINE void put(V v, T* p, int64_t i, int64_t n) {
+  if (n >= kLanes)
+    store(v, p + i);
+  else
+    store_n(v, p + i, n);
+}
+template <class T>
+HWY_INLINE void put(V v, void* p, int64_t i, int64_t n) {
+  put(v, static_cast<T*>(p), i, n);
+}
+
 HWY_INLINE float sum_lanes(V x) { return hn::GetLane(hn::SumOfLanes(F32(), x)); }
 HWY_INLINE float max_lanes(V x) { return hn::GetLane(hn::MaxOfLanes(F32(), x)); }
 // A NaN in b comes through: what x86's instructions do.
