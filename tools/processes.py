@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A model under replica(2) for `tools/bench --processes`: a rank under `whale launch -n 2`, or one process with both devices.
 
-Every rank prints a JSON line: the median of the timed steps, every loss, and from traced steps the milliseconds of communication, and of
-those that its computation hid (docs/benchmarks.md, "Several processes").
+Every rank prints a JSON line: the median of the timed steps, every loss, and of traced steps the collectives with what its computation hid of
+them (docs/benchmarks.md, "Several processes").
 """
 
 import argparse
@@ -27,30 +27,16 @@ def union(spans):
     return out
 
 
-def shared(some, others):
-    """The time that is in both of two unions."""
-    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in some for b in others)
-
-
-def overlap(events):
-    """Of one traced step: milliseconds of communication, and of those that the same device's compute queue worked; then of gradients alone, beside the backward pass."""
-    queues = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    found = dict.fromkeys(("all", "all_hidden", "gradients", "gradients_hidden"), 0.0)
-    for device in {pid for pid, _ in queues}:
-        moves, work = [], []
-        for e in events:
-            if e["ph"] == "X" and e["pid"] == device:
-                queue = queues[device, e["tid"]]
-                if e["args"]["op"] in MOVES:
-                    moves.append(e)
-                elif queue == "compute":
-                    work.append(e)
-        span = lambda chosen: union((e["ts"], e["ts"] + e["dur"]) for e in chosen)
-        backward = lambda chosen: [e for e in chosen if e["cat"] == "backward"]
-        for name, some, others in ("all", moves, work), ("gradients", backward(moves), backward(work)):
-            found[name] += sum(end - begin for begin, end in span(some)) / 1e3
-            found[name + "_hidden"] += shared(span(some), span(others)) / 1e3
-    return found
+def collectives(events):
+    """Of a traced step of one device, in the order that they began in: each collective's milliseconds, and those that the compute queue worked meanwhile, and of these
+    on the backward pass."""
+    queues = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    records = sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"])
+    work = [e for e in records if queues[e["tid"]] == "compute" and e["args"]["op"] not in MOVES]
+    span = lambda e: (e["ts"], e["ts"] + e["dur"])
+    spans = {"hidden": union(map(span, work)), "behind_backward": union(span(e) for e in work if e["cat"] == "backward")}
+    shared = lambda e, others: sum(max(0.0, min(span(e)[1], end) - max(span(e)[0], begin)) for begin, end in others) / 1e3
+    return [dict(name=e["name"], phase=e["cat"], ms=e["dur"] / 1e3, **{name: shared(e, others) for name, others in spans.items()}) for e in records if e["args"]["op"] in MOVES]
 
 
 def main():
@@ -76,9 +62,9 @@ def main():
         losses.append(job.step(**batches[step % len(batches)]))
         times.append(1e3 * (time.perf_counter() - begin))
         if step >= args.warmup + args.steps:
-            traces.append(overlap(json.loads(job.timeline())["traceEvents"]))
-    line = dict(rank=world.rank, ranks=world.size, ms_per_step=statistics.median(times[args.warmup:args.warmup + args.steps]), losses=losses)
-    print(json.dumps({**line, "communication_ms": {name: sum(t[name] for t in traces) for name in traces[0]} if traces else None}), flush=True)
+            traces.append(collectives(json.loads(job.timeline())["traceEvents"]))
+    line = dict(rank=world.rank, ranks=world.size, ms_per_step=statistics.median(times[args.warmup:args.warmup + args.steps]), losses=losses, collectives=traces)
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """tools/processes.py, which `tools/bench --processes` runs: what it counts as hidden, and that processes change no loss."""
 
 import array
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -14,21 +15,32 @@ from test_cli import WHALE, whale
 PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "tools" / "processes.py"
 
 
-def record(device, queue, op, begin, end, phase="backward"):
-    return {"ph": "X", "pid": device, "tid": queue, "ts": 1e3 * begin, "dur": 1e3 * (end - begin), "cat": phase, "args": {"op": op}}
+def load(path):
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
+    sys.modules[path.stem] = module  # dataclasses look there
+    loader.exec_module(module)
+    return module
 
 
-def test_hidden_is_what_the_same_device_computes_meanwhile():
-    spec = importlib.util.spec_from_file_location("processes", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    queues = [{"ph": "M", "pid": d, "tid": q, "name": "thread_name", "args": {"name": name}} for d in (0, 1) for q, name in enumerate(("compute", "replica"))]
-    found = module.overlap([
-        *queues,
-        record(0, 0, "matmul", 0, 10), record(0, 0, "adam", 12, 20, "update"), record(0, 0, "all_reduce", 20, 21),  # on the queue itself: not hidden
-        record(0, 1, "all_reduce", 8, 13), record(0, 1, "all_reduce", 30, 34), record(0, 1, "all_reduce", 2, 3, "forward"), record(0, 1, "vote", 14, 15, "update"),
-        record(1, 0, "matmul", 30, 34)])  # another device's
-    assert found == pytest.approx({"all": 11, "all_hidden": 4, "gradients": 10, "gradients_hidden": 2})
+def record(queue, op, begin, end, phase="backward"):
+    return {"ph": "X", "pid": 0, "tid": queue, "name": f"{op} {begin}", "ts": 1e3 * begin, "dur": 1e3 * (end - begin), "cat": phase, "args": {"op": op}}
+
+
+def test_hidden_is_what_the_rank_computes_meanwhile():
+    queues = [{"ph": "M", "pid": 0, "tid": q, "name": "thread_name", "args": {"name": name}} for q, name in enumerate(("compute", "replica"))]
+    found = load(PROGRAM).collectives([
+        *queues, record(0, "matmul", 0, 10), record(0, "adam", 9, 20, "update"), record(0, "all_reduce", 20, 21),  # on the queue itself: not hidden
+        record(1, "all_reduce", 8, 13), record(1, "all_reduce", 18, 34), record(1, "all_reduce", 2, 3, "forward"), record(1, "vote", 14, 15, "update")])
+    assert [(c["phase"], c["ms"], c["hidden"], c["behind_backward"]) for c in found] == [
+        ("forward", 1, 1, 1), ("backward", 5, 5, 2), ("backward", 16, 2, 0), ("backward", 1, 0, 0)]
+
+
+def test_hidden_shares_are_of_all_ranks_or_of_the_one_that_came_last():
+    made = lambda *rows: [dict(phase=phase, ms=ms, hidden=hidden, behind_backward=behind) for phase, ms, hidden, behind in rows]
+    shares = load(PROGRAM.parent / "bench").hidden_shares([[made(("forward", 8, 0, 0), ("backward", 6, 3, 1), ("backward", 2, 2, 0))],
+                                                           [made(("forward", 1, 1, 0), ("backward", 2, 1, 1), ("backward", 6, 2, 1))]])
+    assert list(shares.values()) == [9 / 25, 8 / 16, 3 / 16, 3 / 4]
 
 
 @pytest.mark.skipif(not (pathlib.Path(WHALE).parents[2] / "capi" / "libwhale_ucx.so").exists(), reason="built without UCX")
@@ -48,5 +60,7 @@ def test_two_processes_and_one_say_the_same_losses(tmp_path):
     both = rows(WHALE, "launch", "-n", "2", "--output", "all", "--")
     assert sorted(row["rank"] for row in both) == [0, 1] and all(row["losses"] == alone["losses"] for row in both)
     for row in both:
-        spent = row["communication_ms"]
-        assert spent["all"] > spent["gradients"] > 0 and 0 <= spent["all_hidden"] <= spent["all"] and spent["gradients_hidden"] <= spent["gradients"]
+        assert len(row["collectives"]) == 2
+        for step in row["collectives"]:
+            assert any(c["phase"] == "backward" for c in step) and all(0 <= c["behind_backward"] <= c["hidden"] <= c["ms"] for c in step)
+    assert [[c["name"] for c in step] for step in both[0]["collectives"]] == [[c["name"] for c in step] for step in both[1]["collectives"]]
