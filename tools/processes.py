@@ -7,6 +7,7 @@ them (docs/benchmarks.md, "Several processes").
 
 import argparse
 import json
+import os
 import statistics
 import time
 
@@ -43,13 +44,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("batches", help="int32 numbers: batches of samples of one token more than the model reads")
-    parser.add_argument("--devices", required=True)
+    parser.add_argument("--cores", required=True, help="of the two devices, joined by a comma")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--traced", type=int, default=5, help="steps after the timed ones, whose timeline is read")
     args = parser.parse_args()
+    if "RANK" in os.environ:  # libwhale pins no rank of several, which know nothing of each other's cores
+        os.sched_setaffinity(0, {int(args.cores.split(",")[int(os.environ["RANK"])])})
     graph, world = wh.Graph.load(args.model), wh.world()
-    plan = wh.plan(graph, devices=args.devices, strategy="replica(2)", world=world)
+    plan = wh.plan(graph, devices=",".join(f"cpu@{core}" for core in args.cores.split(",")), strategy="replica(2)", world=world)
     job = plan.start(seed=0)
     samples, length = next(port.dims for port in job.inputs() if port.name == "tokens")
     batches = [dict(tokens=np.ascontiguousarray(b[:, :-1]), targets=np.ascontiguousarray(b[:, 1:]))

@@ -49,7 +49,7 @@ def test_two_processes_and_one_say_the_same_losses(tmp_path):
     with open(tmp_path / "batches", "wb") as file:
         array.array("i", [i * i % 25 for i in range(2 * 4 * 7)]).tofile(file)
     core = min(os.sched_getaffinity(0))
-    program = [sys.executable, str(PROGRAM), str(tmp_path / "gpt.whale"), str(tmp_path / "batches"), "--devices", f"cpu@{core}*2", "--steps", "2", "--warmup", "1", "--traced", "2"]
+    program = [sys.executable, str(PROGRAM), str(tmp_path / "gpt.whale"), str(tmp_path / "batches"), "--cores", f"{core},{core}", "--steps", "2", "--warmup", "1", "--traced", "2"]
 
     def rows(*launch):
         done = subprocess.run([*launch, *program], capture_output=True, text=True, timeout=300)
