@@ -365,6 +365,7 @@ whale_status* whale_session_create(whale_engine* engine, const whale_plan* plan,
     const SessionOptions so = read_options(*engine, *plan, o);
     auto session = std::make_unique<whale_session>();
     session->process = ::getpid();
+    const Watch watch("opening the session", o.cancel == nullptr ? nullptr : &o.cancel->cancel->flag(), 0);
     session->session = std::make_unique<Session>(plan->plan, engine->backends, so);
     for (const bool step : {true, false})
       for (const Entry& entry : plan->plan->entries)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/watch.h"
 #include "guard.h"
 #include "handles.h"
 #include "world/environment.h"
@@ -72,9 +73,11 @@ whale_status* whale_world_create_inproc(int32_t ranks, whale_world** out) {
 
 whale_status* whale_world_create(whale_engine* engine, const whale_world_options* options, whale_world** out) {
   return guard([&] {
-    ProcessOptions read = read_options(capi::options(options, whale_world_options WHALE_WORLD_OPTIONS_INIT, "options"));
+    const whale_world_options o = capi::options(options, whale_world_options WHALE_WORLD_OPTIONS_INIT, "options");
+    ProcessOptions read = read_options(o);
     read.folder = need(engine, "engine").backends->folder();
     need(out, "out");
+    const Watch watch("meeting the other ranks", o.cancel == nullptr ? nullptr : &o.cancel->cancel->flag(), 0);
     *out = new whale_world(join_processes(read), read.size > 1 ? ::getpid() : 0);
   });
 }

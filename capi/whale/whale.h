@@ -691,8 +691,9 @@ typedef struct whale_world_options {
   whale_str token;        /* a secret of the job, at most 64 bytes: who does not know it is not let in; empty: whoever reaches the port
                              may join */
   double timeout_seconds; /* until a process that does not come, or is silent, is given up; 0: 30 */
+  whale_cancel *cancel;   /* ends the wait for the others with WHALE_CANCELLED; may be released once the call returns. NULL: none */
 } whale_world_options;
-#define WHALE_WORLD_OPTIONS_INIT {sizeof(whale_world_options), 0, 0, {0, 0}, 0, {0, 0}, 0.0}
+#define WHALE_WORLD_OPTIONS_INIT {sizeof(whale_world_options), 0, 0, {0, 0}, 0, {0, 0}, 0.0, 0}
 
 /* This process's rank among the processes of its job. Waits until all of them have called it, for `timeout_seconds` each. From then on a process
  * that ends without releasing its world, or that is silent for so long, is lost: the runs of all others end with a status whose rank it is
@@ -730,8 +731,10 @@ typedef struct whale_session_options {
   whale_world *world;        /* the ranks that run this plan; NULL: all its devices are here */
   int32_t plan_in_run;       /* 1: a step or evaluation of a size that has no entry plans it, which takes its time; 0: it is
                                 FAILED_PRECONDITION */
+  whale_cancel *cancel;      /* ends the wait for the other ranks with WHALE_CANCELLED, which they are told; may be released once the
+                                call returns. NULL: none */
 } whale_session_options;
-#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0, 0, 0}
+#define WHALE_SESSION_OPTIONS_INIT {sizeof(whale_session_options), 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0}
 
 /* Opens the devices, makes their threads, allocates everything, binds the kernels of all of the plan's entries, initializes the variables. Sessions of one engine take cores that the
  * fewest of them use; `no_pin` takes none. A plan that needs more memory than the machine and the control groups of the process have left

@@ -5,15 +5,19 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <iterator>
+#include <mutex>
 #include <utility>
 
 #include "base/error.h"
 
 namespace whale {
+
+inline constexpr std::chrono::milliseconds kWatchEvery{50};  // where work waits
 
 // Thrown by look(). No Error, so that whoever adds to the errors of a pass leaves it alone.
 class Stopped : public std::exception {
@@ -52,6 +56,18 @@ class Watch {
   Watch* outer_;
   static thread_local Watch* current_;
 };
+
+// wait_for(), and a look twenty times a second.
+template <class Ready>
+bool watched_wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, double seconds, Ready ready) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  while (!changed.wait_for(lock, std::min<Clock::duration>(kWatchEvery, end - Clock::now()), ready)) {
+    if (Clock::now() >= end) return false;
+    Watch::look();
+  }
+  return true;
+}
 
 // A look at every 1024th call: for steps that are shorter than a look, of which there may be one for each micro-batch.
 class Glance {

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/philox.h"
 #include "base/version.h"
+#include "base/watch.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shards.h"
 #include "cluster/devices.h"
@@ -116,8 +117,12 @@ struct Session::Impl {
             [&](const Error& e) {
               if (!is_alone()) refuse(*options.world, e);
             });
-    agree_with_world();
-    or_else([&] { open(); }, [&](const Error& e) { leave_world(e); });
+    or_else([&] { stoppable([&] { agree_with_world(); }); },
+            [&](const Error& e) {
+              if (e.code() == Code::kCancelled) refuse(*options.world, e);
+              leave_world(e);
+            });
+    or_else([&] { stoppable([&] { open(); }); }, [&](const Error& e) { leave_world(e); });
   }
 
   void check_options() {

@@ -21,6 +21,7 @@
 
 #include "base/error.h"
 #include "base/no_signals.h"
+#include "base/watch.h"
 #include "world/socket.h"
 
 namespace whale {
@@ -390,7 +391,7 @@ class Meeting final : public MeetingStore {
     lock.unlock();
     if (!say(Say::kGet, id, static_cast<uint32_t>(from), key)) throw is_over();
     lock.lock();
-    changed_.wait_for(lock, Seconds(timeout_seconds), [&] { return answers_.contains(id) || over_; });
+    watched_wait(changed_, lock, timeout_seconds, [&] { return answers_.contains(id) || over_; });
     if (auto node = answers_.extract(id)) {
       if (node.mapped()) return std::move(*node.mapped());
       if (const auto lost = lost_.find(from); lost != lost_.end())
@@ -424,9 +425,7 @@ class Meeting final : public MeetingStore {
     FrameHead head;
     std::string text;
     while (!is_frame(head, text)) {
-      pollfd wait{socket_.fd(), POLLIN, 0};
-      const double left = seconds_left(options_.timeout_seconds);
-      if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000) + 1) < 0)
+      if (!is_ready(socket_.fd(), POLLIN, seconds_left(options_.timeout_seconds)))
         throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port)
             .at_rank(0);
       const size_t before = in_.bytes.size();

@@ -34,7 +34,8 @@ class MeetingStore : public Store {
   virtual bool doubt(int rank, const std::string& why) = 0;
 };
 
-// Connects; at rank 0 it listens too, until its end. Throws unavailable, deadline_exceeded, unauthenticated.
+// Connects; at rank 0 it listens too, until its end. Throws unavailable, deadline_exceeded,
+// unauthenticated, and Stopped (base/watch.h).
 std::shared_ptr<MeetingStore> meet(const MeetingOptions& options);
 
 }  // namespace whale

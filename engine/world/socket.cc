@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/watch.h"
 
 namespace whale {
 namespace {
@@ -93,10 +95,8 @@ Socket connect_to(const std::string& address, uint16_t port, double timeout_seco
         if (!socket) continue;
         int failed = connect(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
         if (failed == EINPROGRESS) {
-          pollfd wait{socket.fd(), POLLOUT, 0};
           socklen_t size = sizeof failed;
-          const double left = std::min(seconds_to(end), 5.0);
-          if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1000)) <= 0)
+          if (!is_ready(socket.fd(), POLLOUT, std::min(seconds_to(end), 5.0)))
             failed = ETIMEDOUT;
           else
             getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &failed, &size);
@@ -114,6 +114,7 @@ Socket connect_to(const std::string& address, uint16_t port, double timeout_seco
       why = e.message();
     }
     if (seconds_to(end) <= 0) break;
+    Watch::look();
     std::this_thread::sleep_for(pause);
   }
   throw error(Code::kDeadlineExceeded,
@@ -121,6 +122,18 @@ Socket connect_to(const std::string& address, uint16_t port, double timeout_seco
               "host?",
               address, port, timeout_seconds, why)
       .at_rank(0);
+}
+
+bool is_ready(int fd, short events, double timeout_seconds) {
+  const auto end =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+  for (double left = timeout_seconds; left > 0; left = seconds_to(end)) {
+    pollfd wait{fd, events, 0};
+    const double slice = std::min(left, std::chrono::duration<double>(kWatchEvery).count());
+    if (poll(&wait, 1, static_cast<int>(slice * 1000) + 1) > 0) return true;
+    Watch::look();
+  }
+  return false;
 }
 
 bool write_all(int fd, const void* data, size_t bytes, double timeout_seconds) {

@@ -24,9 +24,10 @@ class Socket {
   int fd_ = -1;
 };
 
-// Throw unavailable, saying what the system said.
+// Throw unavailable, saying what the system said; what waits also throws Stopped (base/watch.h).
 Socket listen_on(const std::string& address, uint16_t port);
 Socket connect_to(const std::string& address, uint16_t port, double timeout_seconds);  // also deadline_exceeded
+bool is_ready(int fd, short events, double timeout_seconds);  // of poll(); false: not in this time
 // All of it, or false: the other end is gone. One that takes nothing for `timeout_seconds` is as good as gone.
 bool write_all(int fd, const void* data, size_t bytes, double timeout_seconds);
 

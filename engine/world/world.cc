@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/watch.h"
 
 namespace whale {
 namespace {
@@ -23,7 +24,7 @@ class InprocStore final : public Store {
   }
   std::string get(const std::string& key, int /*from*/, double timeout_seconds) override {
     std::unique_lock lock(mutex_);
-    if (!came_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), [&] { return values_.contains(key); }))
+    if (!watched_wait(came_, lock, timeout_seconds, [&] { return values_.contains(key); }))
       throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
     return values_[key];
   }

@@ -18,7 +18,8 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void put(const std::string& key, std::string value) = 0;
-  // Waits until rank `from` has put it; throws deadline_exceeded, unavailable where that rank is lost or has left.
+  // Waits until rank `from` has put it; throws deadline_exceeded, unavailable where that rank is lost or has left, and
+  // Stopped (base/watch.h).
   virtual std::string get(const std::string& key, int from, double timeout_seconds) = 0;
 };
 std::shared_ptr<Store> make_inproc_store();

@@ -61,6 +61,21 @@ std::string hello(const std::string& token, uint32_t rank, uint32_t size) {
   return bytes;
 }
 
+// Frames of a meeting and what is none, as meeting.cc has them: a length, two numbers, what is said; cut anywhere.
+std::string babble(Dice& dice) {
+  std::string bytes;
+  for (int64_t frames = dice.below(6); frames > 0; --frames) {
+    std::string text(static_cast<size_t>(dice.below(40)), static_cast<char>(dice.next()));
+    const auto number = [&] { return static_cast<uint32_t>(dice.coin() ? dice.below(4) : dice.below(1ll << 32)); };
+    uint32_t head[4] = {static_cast<uint32_t>(text.size()), number(), number(), static_cast<uint32_t>(dice.below(12))};
+    if (dice.below(4) == 0) head[0] = number();
+    if (dice.below(8) == 0) head[3] = number();
+    bytes.append(reinterpret_cast<const char*>(head), sizeof head) += text;
+  }
+  if (dice.below(3) == 0) bytes.resize(static_cast<size_t>(dice.below(static_cast<int64_t>(bytes.size()) + 1)));
+  return bytes;
+}
+
 }  // namespace
 
 TEST_CASE("keys that one rank puts are there for all, before and after they are asked for") {
@@ -278,4 +293,53 @@ TEST_CASE("what listens there and is no meeting is said to be something else") {
   CHECK(has(message_of([&] { meet(heard.options(1, 2, port)); }, {Code::kUnauthenticated}),
             "something else than libwhale"));
   answers.join();
+}
+
+TEST_CASE("property: whatever a rank or a stranger says, the others meet") {
+  CHECK(holds("babble to rank 0", 60, [](uint64_t seed) {
+    Dice dice(seed);
+    const uint16_t port = free_port();
+    Heard heard[2];
+    std::shared_ptr<Store> first, second;
+    std::thread other([&] { second = meet(heard[1].options(1, 3, port)); });
+    first = meet(heard[0].options(0, 3, port));
+    other.join();
+    const bool member = dice.coin();
+    {
+      const Socket socket = connect_to("127.0.0.1", port, 20);
+      std::string all = member ? hello("secret", 2, 3) : std::string();
+      all += babble(dice);
+      write_all(socket.fd(), all.data(), all.size(), 20);
+      if (dice.coin()) shutdown(socket.fd(), SHUT_WR);
+      second->put("key", "value");
+      RC_ASSERT(first->get("key", 1, 20) == "value");
+    }
+    first->put("after", "it");
+    RC_ASSERT(second->get("after", 0, 20) == "it");
+    second.reset(), first.reset();
+    for (const Heard& h : heard)  // a rank that ends without a farewell is lost; of 0 and 1 nothing is said
+      for (const auto& [rank, why] : h.lost) RC_ASSERT(rank == 2 && member);
+  }));
+  CHECK(holds("babble from rank 0", 60, [](uint64_t seed) {
+    Dice dice(seed);
+    const uint16_t port = free_port();
+    const Socket listener = listen_on("127.0.0.1", port);
+    std::thread answers([&] {
+      pollfd wait{listener.fd(), POLLIN, 0};
+      if (poll(&wait, 1, 20000) != 1) return;
+      const Socket socket(accept(listener.fd(), nullptr, nullptr));
+      const uint32_t welcome[4] = {0, 0, 0, 4};
+      std::string all(reinterpret_cast<const char*>(welcome), sizeof welcome);
+      all += babble(dice);
+      write_all(socket.fd(), all.data(), all.size(), 20);
+    });
+    Heard heard;
+    try {
+      const std::shared_ptr<Store> store = meet(heard.options(1, 3, port));
+      store->put("key", "value");
+      store->get("never", 0, 20);
+    } catch (const Error&) {  // one of some kind, soon
+    }
+    answers.join();
+  }));
 }

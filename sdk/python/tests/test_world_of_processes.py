@@ -42,7 +42,7 @@ def free_port():
 def start(program, rank, size, port, **more):
     env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WHALE_JOB_TOKEN": "secret",
            **{k: str(v) for k, v in more.items()}}
-    return subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", program], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ends(processes, timeout=120):
@@ -103,6 +103,56 @@ def test_what_does_not_fit_is_refused_and_named():
                       {"rank": 0, "size": 2, "port": 80, "token": "x" * 65}, {"timeout": -1.0}):
         with pytest.raises(wh.InvalidArgument):
             wh.world(**arguments)
+
+
+def interrupted(process, what):
+    """Ctrl-C for a process that has said that it is about to wait."""
+    assert process.stdout.readline().strip() == what
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+
+
+# Also where whoever started the tests ignores Ctrl-C.
+CAUGHT = "import signal, whale as wh; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_come(rank):
+    process = start(CAUGHT + "print('waits', flush=True); wh.world()", rank, 2, free_port(), WHALE_TIMEOUT=100)
+    interrupted(process, "waits")
+    out, err, code = ends([process], timeout=20)[0]
+    assert code != 0 and err.rstrip().endswith("KeyboardInterrupt"), err
+
+
+def test_ctrl_c_ends_the_wait_for_sessions_and_the_next_ones_meet():
+    before, after = PROGRAM.split("job =")[0], "job = wh.plan(g, world=world).start(seed=3)\n"
+    late = CAUGHT + before + f"""
+sys.stdin.readline()
+try:
+    {after}
+except wh.FailedPrecondition as e:
+    print(e.rank, e)
+job ={PROGRAM.split("job =")[1]}print(step(0).hex())
+"""
+    early = CAUGHT + before + f"""
+print("waits", flush=True)
+try:
+    {after}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+job ={PROGRAM.split("job =")[1]}print(step(0).hex())
+"""
+    port = free_port()
+    second = start(late, 1, 2, port)
+    first = start(early, 0, 2, port)
+    interrupted(first, "waits")
+    assert first.stdout.readline().strip() == "interrupted"
+    second.stdin.write("\n")
+    second.stdin.flush()
+    (out, err, code), (out_late, err_late, code_late) = ends([first, second])
+    assert (code, err, code_late, err_late) == (0, "", 0, "")
+    told, value = out_late.splitlines()
+    assert told.startswith("0 rank 0 opens no session: opening the session was cancelled") and [value] == out.split()
 
 
 def test_half_an_environment_is_an_error():

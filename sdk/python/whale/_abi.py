@@ -319,6 +319,7 @@ class whale_world_options(Structure):
         ("port", c_int32),
         ("token", whale_str),
         ("timeout_seconds", c_double),
+        ("cancel", c_void_p),
     ]
 
 
@@ -334,6 +335,7 @@ class whale_session_options(Structure):
         ("no_bf16", c_int32),
         ("world", c_void_p),
         ("plan_in_run", c_int32),
+        ("cancel", c_void_p),
     ]
 
 

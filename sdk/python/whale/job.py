@@ -130,7 +130,10 @@ class Plan:
                                               float(loss_scale), arguments.integer("loss_scale_growth", loss_scale_growth, 0), int(not arguments.flag("pin", pin)),
                                               int(not arguments.flag("bf16_instructions", bf16_instructions)),
                                               None if world is None else world._handle.pointer, int(arguments.flag("plan_in_run", plan_in_run)))
-        return Job(self, make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer, byref(options)))
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        options.cancel = cancel.pointer
+        return Job(self, interruptible(lambda: make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer,
+                                                    byref(options)), cancel.pointer))
 
     def svg(self) -> str:
         """A picture: devices, their samples, compute and communication over the step, memory."""

@@ -6,7 +6,7 @@ from ctypes import byref, c_int32, c_void_p, sizeof
 from typing import TYPE_CHECKING
 
 from . import _abi, arguments
-from ._library import Handle, InvalidArgument, check, engine, lib, make, string
+from ._library import Handle, InvalidArgument, check, engine, interruptible, lib, make, string
 
 if TYPE_CHECKING:
     from .job import Plan
@@ -71,4 +71,6 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
     place, secret = string(address), string(token)
     options = _abi.whale_world_options(sizeof(_abi.whale_world_options), arguments.integer("rank", rank or 0, 0, 65535),
                                        arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, timeout)
-    return World(make("whale_world_release", lib.whale_world_create, engine(), byref(options)))
+    cancel = make("whale_cancel_release", lib.whale_cancel_create)
+    options.cancel = cancel.pointer
+    return World(interruptible(lambda: make("whale_world_release", lib.whale_world_create, engine(), byref(options)), cancel.pointer))
