@@ -19,6 +19,7 @@ struct CourierOptions {
   // The connection to that rank has failed. True: somebody else says who is lost, be it that rank or another one whose
   // loss has ended it. False: the receiver is to be told. Called under the courier's locks.
   std::function<bool(int rank, const std::string& why)> doubt;
+  std::function<bool(int rank)> has_left;  // that rank has ended its courier; likewise
 };
 
 struct CourierEntry {

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <list>
+#include <memory>
 #include <tuple>
 #include <utility>
 
@@ -376,10 +377,10 @@ class Post::Inbox final : public Wire::Receiver {
     if (!next(bytes, lookout)) return nullptr;
     Parcel& parcel = mine_.front();
     if (bytes == 0) return &nothing_;
-    if (bytes >= kWorthLending && read_.size() < bytes)
-      read_.resize(bytes);  // also if this one was copied: the first is
+    if (bytes >= kWorthLending && room_ < bytes)  // also if this one was copied: the first is
+      read_ = std::make_unique_for_overwrite<char[]>(bytes), room_ = bytes;
     if (!parcel.is_lent()) return parcel.bytes.data();
-    return read(parcel, read_.data(), lookout) ? read_.data() : nullptr;
+    return read(parcel, read_.get(), lookout) ? read_.get() : nullptr;
   }
   void end() override {
     const std::lock_guard lock(box_.mutex);
@@ -440,8 +441,9 @@ class Post::Inbox final : public Wire::Receiver {
   const int from_;
   const uint64_t tag_;
   Mailbox& box_;
-  std::list<Parcel> mine_;  // the one that is being read
-  std::vector<char> read_;  // what was lent
+  std::list<Parcel> mine_;        // the one that is being read
+  std::unique_ptr<char[]> read_;  // what was lent
+  size_t room_ = 0;               // of it
   char nothing_ = 0;
 };
 

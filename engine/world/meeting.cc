@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,7 +46,7 @@ struct Hello {
   uint32_t rank = 0, size = 0;
 };
 
-enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kLater, kValue, kAbsent, kLost };
+enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kLater, kValue, kAbsent, kLost, kLeft };
 
 // A frame is a length, a Say, two numbers, and a text; of kPut the text is the key and, `b` bytes behind it, the value.
 struct FrameHead {
@@ -84,7 +85,7 @@ struct Incoming {
   bool next(FrameHead& head, std::string& text) {
     if (bytes.size() < sizeof head) return false;
     std::memcpy(&head, bytes.data(), sizeof head);
-    if (head.bytes > kMostBytes || head.say > Say::kLost || (head.say == Say::kPut && head.b > head.bytes))
+    if (head.bytes > kMostBytes || head.say > Say::kLeft || (head.say == Say::kPut && head.b > head.bytes))
       throw invalid("no frame of a meeting");
     if (bytes.size() < sizeof head + head.bytes) return false;
     text = bytes.substr(sizeof head, head.bytes);
@@ -303,6 +304,8 @@ class Host {
       case Say::kBye:
         c.left = c.cut = true;
         leaves(c.rank);
+        for (const auto& other : connections_)
+          if (other->rank >= 0) other->out += frame(Say::kLeft, static_cast<uint32_t>(c.rank));
         break;
       case Say::kHere: break;
       default: c.cut = true;
@@ -408,6 +411,10 @@ class Meeting final : public MeetingStore {
     doubts_.emplace(rank, Doubt{why, Clock::now()});
     return true;
   }
+  bool has_left(int rank) override {
+    const std::lock_guard lock(mutex_);
+    return left_.contains(rank) || (rank == 0 && over_);
+  }
 
  private:
   static Error is_over() { return error(Code::kUnavailable, "rank 0 has left the meeting of the ranks").at_rank(0); }
@@ -511,6 +518,7 @@ class Meeting final : public MeetingStore {
     const std::lock_guard lock(mutex_);
     if (head.say == Say::kValue) answers_[head.a] = text;
     if (head.say == Say::kAbsent) answers_[head.a] = std::nullopt;
+    if (head.say == Say::kLeft && head.a < static_cast<uint32_t>(options_.size)) left_.insert(static_cast<int>(head.a));
     if (head.say == Say::kBye || cut_off) over_ = true;
     changed_.notify_all();
   }
@@ -535,6 +543,7 @@ class Meeting final : public MeetingStore {
   uint32_t asked_ = 0;
   std::map<uint32_t, std::optional<std::string>> answers_;  // by question; none: it will not come
   std::map<int, std::string> lost_;
+  std::set<int> left_;  // ranks that have said farewell
   struct Doubt {
     std::string why;
     Clock::time_point since;

@@ -32,6 +32,7 @@ class MeetingStore : public Store {
   // it is said to be lost, for this reason, where no rank is within the timeout. False: the meeting is over and says
   // nothing. Calls nobody.
   virtual bool doubt(int rank, const std::string& why) = 0;
+  virtual bool has_left(int rank) = 0;  // it has said farewell, as far as is known: it neither sends nor takes anything
 };
 
 // Connects; at rank 0 it listens too, until its end. Throws unavailable, deadline_exceeded,

@@ -138,6 +138,10 @@ class ProcessWorlds final : public Worlds {
       const auto meeting = weak.lock();
       return meeting && meeting->doubt(rank, why);
     };
+    courier.has_left = [weak = std::weak_ptr(meeting)](int rank) {
+      const auto meeting = weak.lock();
+      return meeting && meeting->has_left(rank);
+    };
     const CourierEntry& library = courier_library(options.folder);
     post_ = Post::open(size_, [&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
     news->opened(post_);

@@ -260,6 +260,32 @@ TEST_CASE("a key of a rank that has left does not come, and is not waited for") 
   CHECK(heard[0].lost.empty());
 }
 
+TEST_CASE("who has left is known to have, and nobody else") {
+  const uint16_t port = free_port();
+  Heard heard[3];
+  std::shared_ptr<MeetingStore> stores[3];
+  std::vector<std::thread> others;
+  for (int r = 1; r < 3; ++r) others.emplace_back([&, r] { stores[r] = meet(heard[r].options(r, 3, port)); });
+  stores[0] = meet(heard[0].options(0, 3, port));
+  for (std::thread& t : others) t.join();
+  const auto leaves = [&](int who, int for_whom) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!stores[for_whom]->has_left(who) && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return stores[for_whom]->has_left(who);
+  };
+  CHECK_FALSE(stores[0]->has_left(1));
+  stores[1].reset();
+  CHECK(leaves(1, 0));
+  CHECK(leaves(1, 2));
+  CHECK_FALSE(stores[2]->has_left(0));
+  std::thread last([&] { stores[0].reset(); });  // its listener stays until all have left
+  CHECK(leaves(0, 2));
+  stores[2].reset();
+  last.join();
+  for (const Heard& h : heard) CHECK(h.lost.empty());
+}
+
 TEST_CASE("ranks meet again at the same address, while rank 0 has not left yet") {
   const uint16_t port = free_port();
   Heard heard[2];

@@ -214,32 +214,37 @@ class UcxCourier final : public Courier {
     options_.publish(std::move(text));
   }
 
-  // Letters that were sent go on for a while; a rank that does not take them any more is not waited for.
+  // Letters that were sent go on for a while; a rank that does not take them any more is not waited for. Of one that
+  // has left the shared memory may be full for ever.
   void close() {
     const auto end = std::chrono::steady_clock::now() + kFarewell;
-    std::vector<void*> closing;
+    std::vector<std::pair<int, void*>> closing;  // rank, request
     if (worker_ != nullptr) {
       const std::lock_guard lock(mutex_);
       const auto wait = [&](auto done) {
         while (!done() && std::chrono::steady_clock::now() < end) ucp_worker_progress(worker_);
       };
-      const auto is_through = [](const Endpoint& e) { return e.lost || e.under_way == 0; };
+      const auto is_through = [&](const Endpoint& e) {
+        return e.lost || e.under_way == 0 || options_.has_left(e.rank);
+      };
       wait([&] { return std::all_of(endpoints_.begin(), endpoints_.end(), is_through); });
       for (Endpoint& e : endpoints_) {
         if (e.ep == nullptr) continue;
         ucp_request_param_t param{};
         param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-        const bool by_force = (e.lost || e.under_way > 0) && !options_.near[static_cast<size_t>(e.rank)];
+        const bool gone = e.lost || options_.has_left(e.rank);
+        const bool by_force = (gone || e.under_way > 0) && !options_.near[static_cast<size_t>(e.rank)];
         param.flags = by_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-        if (e.lost && !by_force) continue;  // it would wait for the other end
+        if (gone && !by_force) continue;  // it would wait for the other end
         void* request = ucp_ep_close_nbx(e.ep, &param);
-        if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
+        if (UCS_PTR_IS_PTR(request)) closing.emplace_back(e.rank, request);
       }
       wait([&] {
-        return std::all_of(closing.begin(), closing.end(),
-                           [](void* r) { return ucp_request_check_status(r) != UCS_INPROGRESS; });
+        return std::all_of(closing.begin(), closing.end(), [&](const auto& c) {
+          return ucp_request_check_status(c.second) != UCS_INPROGRESS || options_.has_left(c.first);
+        });
       });
-      for (void* request : closing) ucp_request_free(request);
+      for (const auto& [rank, request] : closing) ucp_request_free(request);
       ucp_worker_destroy(worker_);
       worker_ = nullptr;
     }
