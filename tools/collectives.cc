@@ -1,6 +1,7 @@
 // collectives [--sizes BYTES,...] [--ops NAME,...] [--seconds S] [--folder DIR]: times collectives between the ranks of
 // a launcher, one CPU device each, over what processes have between them. Rank 0 prints a JSON line for each: median
 // and quartiles of what the slowest rank took. `collectives --inproc N`: among N devices of this process.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -30,38 +31,6 @@ struct Options {
   std::string folder;    // of back ends and couriers
   int inproc = 0;        // devices
 };
-
-std::vector<std::string> parts_of(const std::string& text) {
-  std::vector<std::string> parts;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    parts.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return parts;
-}
-
-Options options_of(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i], value = argv[i + 1];
-    if (name == "--sizes") {
-      o.sizes.clear();
-      for (const std::string& each : parts_of(value)) o.sizes.push_back(std::stoll(each));
-    } else if (name == "--ops") {
-      o.ops = parts_of(value);
-    } else if (name == "--seconds") {
-      o.seconds = std::stod(value);
-    } else if (name == "--folder") {
-      o.folder = value;
-    } else if (name == "--inproc") {
-      o.inproc = std::stoi(value);
-    } else {
-      throw invalid("unknown option {}", name);
-    }
-  }
-  return o;
-}
 
 // One member of a group of all: `bytes` are those of the whole tensor; of a send those that go each way.
 struct Bench {
@@ -172,8 +141,7 @@ void measure(const Options& options, const Member& me,
     }
 }
 
-int run(int argc, char** argv) {
-  const Options options = options_of(argc, argv);
+int run(const Options& options) {
   Backends backends(options.folder);
   Backend& cpu = backends.get(DeviceKind::kCpu);
   const auto device = [&] {
@@ -225,8 +193,16 @@ int run(int argc, char** argv) {
 }  // namespace whale
 
 int main(int argc, char** argv) {
+  whale::Options options;
+  CLI::App app("Times collectives between the ranks of a launcher; --inproc: between devices of this process.");
+  app.add_option("--sizes", options.sizes, "bytes of the whole tensor")->delimiter(',');
+  app.add_option("--ops", options.ops)->delimiter(',')->check(CLI::IsMember(options.ops));
+  app.add_option("--seconds", options.seconds, "of each measurement");
+  app.add_option("--folder", options.folder, "of back ends and couriers");
+  app.add_option("--inproc", options.inproc, "devices of this process");
+  CLI11_PARSE(app, argc, argv);
   try {
-    return whale::run(argc, argv);
+    return whale::run(options);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "collectives: %s\n", e.what());
     return 1;

@@ -12,6 +12,7 @@
 #include "checkpoint/describe.h"
 #include "checkpoint/shards.h"
 #include "checkpoint_kit.h"
+#include "joined.h"
 #include "property.h"
 #include "session/restore.h"
 #include "small_models.h"
@@ -24,24 +25,6 @@ using namespace whale::test;  // NOLINT
 namespace fs = std::filesystem;
 
 namespace {
-
-// body(rank) on a thread for each; what each throws.
-std::vector<std::optional<Error>> on_each(size_t ranks, const std::function<void(size_t)>& body) {
-  std::vector<std::optional<Error>> ends(ranks);
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        body(r);
-      } catch (const Error& e) {
-        ends[r] = e;
-      } catch (const Stopped& e) {
-        ends[r] = e.error();
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  return ends;
-}
 
 void fine(const std::vector<std::optional<Error>>& ends) {
   for (const auto& end : ends) {

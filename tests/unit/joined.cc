@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/watch.h"
 #include "world/socket.h"
 
 namespace whale::test {
@@ -52,6 +53,23 @@ std::vector<std::shared_ptr<Worlds>> join(int ranks) {
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
   return worlds;
+}
+
+std::vector<std::optional<Error>> on_each(size_t ranks, const std::function<void(size_t)>& body) {
+  std::vector<std::optional<Error>> ends(ranks);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(r);
+      } catch (const Error& e) {
+        ends[r] = e;
+      } catch (const Stopped& e) {
+        ends[r] = e.error();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return ends;
 }
 
 }  // namespace whale::test

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -41,6 +42,25 @@ struct Heard {
     changed.wait_for(lock, std::chrono::seconds(20), [&] { return lost.size() > n; });
     return lost.size() > n ? lost[n] : std::pair<int, std::string>{-1, "nothing"};
   }
+};
+
+// The first ranks of `size` have met, each with a thread of its own; the last one leaves first.
+struct Met {
+  const uint16_t port = free_port();
+  std::deque<Heard> heard;
+  std::vector<std::shared_ptr<MeetingStore>> stores;
+
+  explicit Met(int here, int size, double timeout = 20) : heard(static_cast<size_t>(here)), stores(heard.size()) {
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < stores.size(); ++r)
+      threads.emplace_back([&, r] { stores[r] = meet(heard[r].options(static_cast<int>(r), size, port, timeout)); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  ~Met() {
+    while (!stores.empty()) stores.pop_back();
+  }
+  Met(const Met&) = delete;
+  Met& operator=(const Met&) = delete;
 };
 
 // Whether the other end closes it within 20 seconds, whatever it says before.
@@ -79,13 +99,9 @@ std::string babble(Dice& dice) {
 }  // namespace
 
 TEST_CASE("keys that one rank puts are there for all, before and after they are asked for") {
-  const uint16_t port = free_port();
-  Heard heard[3];
-  std::vector<std::shared_ptr<Store>> stores(3);
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < 3; ++r)
-    threads.emplace_back([&, r] { stores[r] = meet(heard[r].options(static_cast<int>(r), 3, port)); });
-  for (std::thread& thread : threads) thread.join();
+  Met met(3, 3);
+  auto& heard = met.heard;
+  auto& stores = met.stores;
   const std::string large(3 << 20, 'x');
   std::thread later([&] { stores[2]->put("late", large); });
   CHECK(stores[1]->get("late", 2, 20) == large);
@@ -164,12 +180,10 @@ TEST_CASE("who does not fit is not let in, and is told why") {
 }
 
 TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all others") {
-  const uint16_t port = free_port();
-  Heard heard[2];
-  std::shared_ptr<Store> first, second;
-  std::thread other([&] { second = meet(heard[1].options(1, 4, port, 4)); });
-  first = meet(heard[0].options(0, 4, port, 4));
-  other.join();
+  Met met(2, 4, 4);
+  const uint16_t port = met.port;
+  auto& heard = met.heard;
+  auto& second = met.stores[1];
   std::atomic<bool> ended{false};
   std::string why;
   std::thread waits([&] {
@@ -194,13 +208,9 @@ TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all oth
 }
 
 TEST_CASE("a rank that one does not reach is lost where the meeting names none in time") {
-  const uint16_t port = free_port();
-  Heard heard[3];
-  std::shared_ptr<MeetingStore> stores[3];
-  std::vector<std::thread> others;
-  for (int r = 1; r < 3; ++r) others.emplace_back([&, r] { stores[r] = meet(heard[r].options(r, 3, port, 2)); });
-  stores[0] = meet(heard[0].options(0, 3, port, 2));
-  for (std::thread& each : others) each.join();
+  Met met(3, 3, 2);
+  auto& heard = met.heard;
+  auto& stores = met.stores;
   const auto begin = std::chrono::steady_clock::now();
   CHECK(stores[1]->doubt(2, "no way to it"));
   CHECK(heard[1].heard(0) == std::pair<int, std::string>{2, "rank 2 is lost: no way to it"});
@@ -209,12 +219,10 @@ TEST_CASE("a rank that one does not reach is lost where the meeting names none i
 }
 
 TEST_CASE("a rank that ended because another is lost is not taken for the lost one") {
-  const uint16_t port = free_port();
-  Heard heard[2];
-  std::shared_ptr<MeetingStore> first, second;
-  std::thread other([&] { second = meet(heard[1].options(1, 4, port, 3)); });
-  first = meet(heard[0].options(0, 4, port, 3));
-  other.join();
+  Met met(2, 4, 3);
+  const uint16_t port = met.port;
+  auto& heard = met.heard;
+  auto& second = met.stores[1];
   const Socket third = connect_to("127.0.0.1", port, 5);
   const std::string bytes = hello("secret", 2, 4);
   write_all(third.fd(), bytes.data(), bytes.size(), 5);
@@ -228,13 +236,9 @@ TEST_CASE("a rank that ended because another is lost is not taken for the lost o
 }
 
 TEST_CASE("where rank 0 ends, the others know") {
-  const uint16_t port = free_port();
-  Heard heard[2];
-  std::shared_ptr<Store> first;
-  std::shared_ptr<MeetingStore> second;
-  std::thread other([&] { second = meet(heard[1].options(1, 2, port)); });
-  first = meet(heard[0].options(0, 2, port));
-  other.join();
+  Met met(2, 2);
+  auto& heard = met.heard;
+  auto &first = met.stores[0], &second = met.stores[1];
   first.reset();
   CHECK(has(message_of([&] { second->get("key", 0, 20); }), "rank 0 has left"));
   CHECK(heard[1].lost.empty());
@@ -242,12 +246,9 @@ TEST_CASE("where rank 0 ends, the others know") {
 }
 
 TEST_CASE("a key of a rank that has left does not come, and is not waited for") {
-  const uint16_t port = free_port();
-  Heard heard[2];
-  std::shared_ptr<Store> first, second;
-  std::thread other([&] { second = meet(heard[1].options(1, 2, port)); });
-  first = meet(heard[0].options(0, 2, port));
-  other.join();
+  Met met(2, 2);
+  auto& heard = met.heard;
+  auto &first = met.stores[0], &second = met.stores[1];
   second->put("there", "value");
   std::string why;
   std::thread waits([&] { why = message_of([&] { first->get("never", 1, 100); }); });
@@ -261,13 +262,9 @@ TEST_CASE("a key of a rank that has left does not come, and is not waited for") 
 }
 
 TEST_CASE("who has left is known to have, and nobody else") {
-  const uint16_t port = free_port();
-  Heard heard[3];
-  std::shared_ptr<MeetingStore> stores[3];
-  std::vector<std::thread> others;
-  for (int r = 1; r < 3; ++r) others.emplace_back([&, r] { stores[r] = meet(heard[r].options(r, 3, port)); });
-  stores[0] = meet(heard[0].options(0, 3, port));
-  for (std::thread& t : others) t.join();
+  Met met(3, 3);
+  auto& heard = met.heard;
+  auto& stores = met.stores;
   const auto leaves = [&](int who, int for_whom) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (!stores[for_whom]->has_left(who) && std::chrono::steady_clock::now() < end)

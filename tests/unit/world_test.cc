@@ -621,22 +621,6 @@ TEST_CASE("a rank that closes, or does not open, ends the others' runs") {
   CHECK(has(ends[0]->message(), "rank 1: "));
 }
 
-// body(rank) on a thread for each; what each throws.
-std::vector<std::optional<Error>> on_each(size_t ranks, const std::function<void(size_t)>& body) {
-  std::vector<std::optional<Error>> ends(ranks);
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        body(r);
-      } catch (const Error& e) {
-        ends[r] = e;
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  return ends;
-}
-
 TEST_CASE("a rank holds what is here, and reads the whole with the others") {
   const Plan plan = plan_of("pipeline(2, micro_batches=2)", "ref:2");
   Ranks ranks({plan, plan});
