@@ -206,16 +206,19 @@ def test_a_process_that_dies_or_is_stopped_is_named_by_all_others(victim, how):
 def test_many_jobs_one_after_another_leave_nothing_behind():
     program = PROGRAM + """
 import os
-def threads_and_files():
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+def taken():
+    resident = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), resident
 job.close()
-for i in range(30):
+for i in range(100):
     job = wh.plan(g, world=world).start(seed=i)
     step(i)
     job.close()
-    if i == 4:
-        before = threads_and_files()
-assert threads_and_files() == before, (before, threads_and_files())
+    if i == 19:
+        before = taken()
+after = taken()
+assert after[:2] == before[:2], (before, after)
+assert after[2] < before[2] + 8 << 10, (before, after)  # KB: of what is freed some stays with the process
 """
     port = free_port()
     for out, err, code in ends([start(program, r, 2, port) for r in range(2)]):
