@@ -12,7 +12,7 @@ namespace whale {
 
 namespace {
 
-constexpr int64_t kNanosecondsToTell = 2'000'000'000;  // until a rank has told where it is
+constexpr int64_t kNanosecondsToTell = 500'000'000;  // until a rank has told where it is
 constexpr size_t kMostPlaces = 3;                      // that it tells
 
 template <class Is>
@@ -53,7 +53,8 @@ Executor::Executor(Machine& machine, Entry entry)
   for (size_t d = 0; d < programs_.size(); ++d)
     for (size_t s = 0; s < kQueues; ++s)
       if (programs_[d] && programs_[d]->queues[s]) recorders_[d][s] = std::make_unique<Recorder>();
-  if (wire_ != nullptr) gone_.resize(static_cast<size_t>(wire_->size())), places_.resize(gone_.size());
+  if (wire_ != nullptr)
+    gone_.resize(static_cast<size_t>(wire_->size())), places_.resize(gone_.size()), told_.resize(gone_.size());
   inputs_.resize(entry_->inputs.size());
   outputs_.reserve(entry_->outputs.size() + 1);
   outputs_.resize(entry_->outputs.size());
@@ -141,6 +142,7 @@ void Executor::begin_with_others() {
   lost_one_ = false;
   for (RankPlace& place : places_) place.what.clear();
   places_told_.reset();
+  told_.assign(told_.size(), false);
   subject_ = mix64(hash_name(entry_->name) + static_cast<uint64_t>(entry_->batch));
   for (const void* output : outputs_) subject_ = mix64(subject_ + (output != nullptr));
   machine_.ear()->listen(this, [this] { machine_.transport().reset(); });  // it may stop this run at once
@@ -463,6 +465,7 @@ void Executor::tell_place(int lost) noexcept {
     lost_one_ = lost_one_ || !gone_[static_cast<size_t>(lost)];
     gone_[static_cast<size_t>(lost)] = true;
     places_[static_cast<size_t>(wire_->rank())] = std::move(mine);
+    expect_no_more(lost);
   } catch (...) {  // no memory for it
   }
 }
@@ -472,8 +475,14 @@ void Executor::heard_place(const Notice& notice) noexcept {
     const std::lock_guard lock(error_mutex_);
     if (!notice.message.empty())
       places_[static_cast<size_t>(notice.rank)] = {notice.message[0] == 'w', notice.message.substr(1)};
+    expect_no_more(notice.rank);
   } catch (...) {
   }
+}
+
+void Executor::expect_no_more(int rank) {
+  if (rank == wire_->rank() || told_[static_cast<size_t>(rank)]) return;
+  told_[static_cast<size_t>(rank)] = true;
   places_told_.advance(1);
 }
 
@@ -487,13 +496,11 @@ void Executor::add_places() {
     Counter& told;
     const int64_t until = now_nanoseconds() + kNanosecondsToTell;
   } patience(places_told_);
-  uint32_t others = 0;
   {
     const std::lock_guard lock(error_mutex_);
     if (!error_ || !lost_one_ || error_->code() != Code::kUnavailable) return;
-    others = static_cast<uint32_t>(std::count(gone_.begin(), gone_.end(), false) - 1);
   }
-  places_told_.wait(others, &patience);
+  places_told_.wait(static_cast<uint32_t>(told_.size() - 1), &patience);
   const std::lock_guard lock(error_mutex_);
   for (size_t r = 0; r < gone_.size(); ++r)
     if (gone_[r]) places_[r].what.clear();

@@ -103,9 +103,10 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   bool commit();
   void tell_place(int lost) noexcept;
   void heard_place(const Notice& notice) noexcept;
-  void add_places();  // to the error, where a rank is lost
-  void promise();     // to the other ranks
-  bool agree();       // of all ranks: they commit
+  void expect_no_more(int rank);  // under error_mutex_
+  void add_places();              // to the error, where a rank is lost
+  void promise();                 // to the other ranks
+  bool agree();                   // of all ranks: they commit
   void hear(const Notice& notice) noexcept override;
   bool loss_is_bad(const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
@@ -157,7 +158,8 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   std::vector<bool> gone_;         // ranks; those of earlier runs too
   bool lost_one_ = false;          // in this run
   std::vector<RankPlace> places_;  // that ranks have told since
-  Counter places_told_;            // by other ranks
+  std::vector<bool> told_;         // it, or that they are gone
+  Counter places_told_;            // by so many other ranks
 };
 
 }  // namespace whale

@@ -367,7 +367,8 @@ class Meeting final : public MeetingStore {
     hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
     const auto begin = Clock::now();
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
-      socket_ = connect_to(options.address, options.port, options.timeout_seconds);
+      const double left = options.timeout_seconds - Seconds(Clock::now() - begin).count();
+      socket_ = connect_to(options.address, options.port, std::max(left, 0.1));
       in_ = {};
       write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds);
       if (greet(begin)) break;  // else those who met there before have not all left
@@ -394,7 +395,8 @@ class Meeting final : public MeetingStore {
     lock.unlock();
     if (!say(Say::kGet, id, static_cast<uint32_t>(from), key)) throw is_over();
     lock.lock();
-    watched_wait(changed_, lock, timeout_seconds, [&] { return answers_.contains(id) || over_; });
+    watched_wait(changed_, lock, timeout_seconds,
+                 [&] { return answers_.contains(id) || over_ || deaf_ || lost_.contains(0); });
     if (auto node = answers_.extract(id)) {
       if (node.mapped()) return std::move(*node.mapped());
       if (const auto lost = lost_.find(from); lost != lost_.end())
@@ -402,7 +404,9 @@ class Meeting final : public MeetingStore {
       throw error(Code::kUnavailable, "rank {} has left the meeting of the ranks", from).at_rank(from);
     }
     if (!lost_.empty()) throw error(Code::kUnavailable, "{}", lost_.begin()->second).at_rank(lost_.begin()->first);
-    if (over_) throw is_over();
+    const bool over = over_ || deaf_;
+    lock.unlock();
+    if (over) throw is_over();
     throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
   }
   bool doubt(int rank, const std::string& why) override {
@@ -417,7 +421,13 @@ class Meeting final : public MeetingStore {
   }
 
  private:
-  static Error is_over() { return error(Code::kUnavailable, "rank 0 has left the meeting of the ranks").at_rank(0); }
+  Error is_over() {
+    const std::lock_guard lock(mutex_);
+    const auto lost = lost_.find(0);
+    return error(Code::kUnavailable, "{}",
+                 lost == lost_.end() ? "rank 0 has left the meeting of the ranks" : lost->second.c_str())
+        .at_rank(0);
+  }
   [[noreturn]] void refused() const {
     throw error(
         Code::kUnauthenticated,
@@ -465,6 +475,7 @@ class Meeting final : public MeetingStore {
     {
       const std::lock_guard lock(mutex_);
       deaf_ = true;
+      changed_.notify_all();
     }
     tell_doubts(0);
   }

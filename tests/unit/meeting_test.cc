@@ -245,6 +245,24 @@ TEST_CASE("where rank 0 ends, the others know") {
   while (second->doubt(0, "nobody there")) std::this_thread::yield();  // nothing is said any more
 }
 
+TEST_CASE("where rank 0 has died, nothing is waited for") {
+  const uint16_t port = free_port();
+  Heard heard;
+  std::shared_ptr<MeetingStore> store;
+  {
+    const Socket listener = listen_on("127.0.0.1", port);
+    std::thread other([&] { store = meet(heard.options(1, 3, port)); });
+    pollfd wait{listener.fd(), POLLIN, 0};
+    REQUIRE(poll(&wait, 1, 20000) == 1);
+    const Socket socket(accept(listener.fd(), nullptr, nullptr));
+    const uint32_t welcome[4] = {0, 0, 0, 4};
+    write_all(socket.fd(), welcome, sizeof welcome, 5);
+    other.join();
+  }
+  CHECK(heard.heard(0) == std::pair<int, std::string>{0, "rank 0 is lost: its process has ended"});
+  CHECK(message_of([&] { store->get("key", 2, 1e6); }) == "rank 0 is lost: its process has ended");
+}
+
 TEST_CASE("a key of a rank that has left does not come, and is not waited for") {
   Met met(2, 2);
   auto& heard = met.heard;
