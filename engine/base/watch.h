@@ -46,6 +46,18 @@ class Watch {
 
   std::function<void()> looked;  // called at each look: for tests
 
+  // None is in force on this thread for the life of the object: for what ends soon, and has to be done.
+  class None {
+   public:
+    None() : before_(std::exchange(current_, nullptr)) {}
+    ~None() { current_ = before_; }
+    None(const None&) = delete;
+    None& operator=(const None&) = delete;
+
+   private:
+    Watch* before_;
+  };
+
  private:
   void check() const;
 

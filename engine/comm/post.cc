@@ -52,7 +52,9 @@ struct Mailbox {
   uint32_t taken = 0;  // of that run
 
   // As many as can be on the way at once, one that is read, and one of a run that was aborted.
-  Parcel& room(const LetterHead& head, size_t bytes) {
+  Parcel& room(const LetterHead& head, size_t bytes, uint64_t now) {
+    for (auto p = waiting.begin(); p != waiting.end();)  // of runs that nobody takes from any more
+      if (const auto at = p++; at->here && at->head.run < now) spare.splice(spare.end(), waiting, at);
     const size_t most = head.capacity + kPaced;
     for (; parcels < most + 2; ++parcels) spare.emplace_back();
     if (spare.empty()) spare.emplace_back(), ++parcels;
@@ -192,6 +194,15 @@ struct Post::Desk {
     Outgoing& out = outgoing[{to, tag}];
     out.unread = &unread;
     return out;
+  }
+  // What an aborted run has lent by channels that this one does not use is not waited for either.
+  void enter(uint64_t now) {
+    if (unread == 0) return;
+    const std::lock_guard lock(channels_mutex);
+    for (auto& [channel, out] : outgoing) {
+      const std::lock_guard seen(out.mutex);
+      out.enter(now);
+    }
   }
   void ring() {
     ++rings;
@@ -467,7 +478,7 @@ class Post::Line final : public Wire {
     return std::make_unique<Inbox>(post_, desk_, from, tag);
   }
   void begin_run() override {
-    desk_->run.fetch_add(1);
+    desk_->enter(desk_->run.fetch_add(1) + 1);
     desk_->aborted.store(false, std::memory_order_release);
     ring();  // what came before may be of this run
   }
@@ -571,7 +582,7 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
     if (head.kind == LetterHead::kLent && bytes != sizeof(Loan)) return {};
     Mailbox& box = desk->mailbox(from, head.tag);
     const std::lock_guard lock(box.mutex);
-    parcel = &box.room(head, bytes);
+    parcel = &box.room(head, bytes, desk->run);
     if (parcel->is_lent()) {
       body = reinterpret_cast<char*>(&parcel->loan);
       return {std::move(desk), parcel};

@@ -13,7 +13,7 @@ namespace whale {
 namespace {
 
 constexpr int64_t kNanosecondsToTell = 500'000'000;  // until a rank has told where it is
-constexpr size_t kMostPlaces = 3;                      // that it tells
+constexpr size_t kMostPlaces = 3;                    // that it tells
 
 template <class Is>
 bool any_instruction(const Entry& entry, Is is) {

@@ -35,7 +35,7 @@ constexpr char kMagic[8] = {'w', 'h', 'a', 'l', 'e', ' ', 'm', '1'};
 constexpr size_t kTokenBytes = 64;
 constexpr uint32_t kMostBytes = 16u << 20;               // of a frame
 constexpr size_t kMostAtOnce = kMostBytes + (1u << 20);  // that is read before it is looked at
-constexpr size_t kMostStrangers = 64;                    // connections that have not said the token yet
+constexpr size_t kMostStrangers = 64;  // connections that have not said the token yet; or twice the ranks
 constexpr double kStrangerSeconds = 5;
 constexpr double kFarewellSeconds = 2;  // that rank 0 stays for those who have not left
 
@@ -199,13 +199,14 @@ class Host {
   }
 
   void accept_all() {
+    const size_t most_strangers = std::max(kMostStrangers, 2 * there_.size());
     for (;;) {
       Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
         std::this_thread::sleep_for(std::chrono::milliseconds(10));  // others go on
       if (!socket) return;
       const auto is_stranger = [](const auto& c) { return c->rank < 0 && !c->cut; };
-      if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_stranger)) >= kMostStrangers)
+      if (static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), is_stranger)) >= most_strangers)
         (*std::find_if(connections_.begin(), connections_.end(), is_stranger))->cut = true;  // the oldest
       connections_.push_back(std::make_unique<Connection>());
       connections_.back()->socket = std::move(socket);
@@ -213,6 +214,7 @@ class Host {
   }
 
   void serve(Connection& c) {
+    if (c.cut) return;  // at the door, in this round
     const bool open = c.in.read(c.socket.fd(), c.rank < 0 ? sizeof(Hello) : kMostAtOnce);
     try {
       if (c.rank < 0) greet(c);
@@ -257,6 +259,8 @@ class Host {
     c.last = Clock::now();
     c.out += frame(Say::kWelcome, 0, 0, options_.self);
     for (const auto& [rank, text] : lost_) c.out += frame(Say::kLost, static_cast<uint32_t>(rank), 0, text);
+    for (size_t r = 0; r < left_.size(); ++r)
+      if (left_[r]) c.out += frame(Say::kLeft, static_cast<uint32_t>(r));
   }
 
   // It puts nothing any more.
@@ -308,6 +312,12 @@ class Host {
           if (other->rank >= 0) other->out += frame(Say::kLeft, static_cast<uint32_t>(c.rank));
         break;
       case Say::kHere: break;
+      case Say::kLost: {  // it does not reach that one, and nobody else is known to be lost
+        const auto is_that = [&](const auto& other) { return other->rank == static_cast<int>(head.a) && !other->cut; };
+        const auto other = std::find_if(connections_.begin(), connections_.end(), is_that);
+        if (lost_.empty() && other != connections_.end() && c.rank != (*other)->rank) tell_lost(**other, text);
+        break;
+      }
       default: c.cut = true;
     }
   }
@@ -330,7 +340,7 @@ class Host {
   void tell_lost(Connection& lost, const std::string& what) {
     const std::string who = lost.self.empty() ? std::string() : " (" + lost.self + ")";
     const std::string why = fmt::format("rank {}{} is lost: {}", lost.rank, who, what);
-    lost_[lost.rank] = why;
+    if (!lost_.emplace(lost.rank, why).second) return;
     for (const auto& c : connections_)  // itself too: it may only have been stopped
       if (c->rank >= 0) c->out += frame(Say::kLost, static_cast<uint32_t>(lost.rank), 0, why);
     leaves(lost.rank);
@@ -366,7 +376,9 @@ class Meeting final : public MeetingStore {
     options.token.copy(hello.token, kTokenBytes);
     hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
     const auto begin = Clock::now();
+    later_ = begin;
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
+      Watch::look();
       const double left = options.timeout_seconds - Seconds(Clock::now() - begin).count();
       socket_ = connect_to(options.address, options.port, std::max(left, 0.1));
       in_ = {};
@@ -436,22 +448,29 @@ class Meeting final : public MeetingStore {
         options_.address, options_.port, options_.rank)
         .at_rank(0);
   }
+  Error late(Clock::time_point begin) const {
+    return error(Code::kDeadlineExceeded, "rank 0 at {}:{} {} in {} seconds", options_.address, options_.port,
+                 later_ > begin ? "has not left the meeting before this one" : "says nothing", options_.timeout_seconds)
+        .at_rank(0);
+  }
   // False: it may let this rank in later.
   bool greet(Clock::time_point begin) {
     const auto seconds_left = [&](double of) { return of - Seconds(Clock::now() - begin).count(); };
     FrameHead head;
     std::string text;
     while (!is_frame(head, text)) {
-      if (!is_ready(socket_.fd(), POLLIN, seconds_left(options_.timeout_seconds)))
-        throw error(Code::kDeadlineExceeded, "rank 0 at {}:{} says nothing", options_.address, options_.port)
-            .at_rank(0);
+      if (!is_ready(socket_.fd(), POLLIN, seconds_left(options_.timeout_seconds))) throw late(begin);
       const size_t before = in_.bytes.size();
       if (in_.read(socket_.fd(), kMostAtOnce) || in_.bytes.size() != before) continue;
       // Cut off without a word, as strangers are, and as one at the door is when rank 0 leaves.
-      if (before == 0 && seconds_left(2 * kFarewellSeconds) > 0) return false;
+      if (before == 0 && Seconds(Clock::now() - later_).count() < 2 * kFarewellSeconds) return false;
       refused();
     }
-    if (head.say == Say::kLater && seconds_left(options_.timeout_seconds) > 0) return false;
+    if (head.say == Say::kLater) {
+      later_ = Clock::now();
+      if (seconds_left(options_.timeout_seconds) > 0) return false;
+      throw late(begin);
+    }
     if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
     if (head.say != Say::kWelcome) refused();
     who_is_0_ = text.empty() ? "rank 0" : fmt::format("rank 0 ({})", text);
@@ -517,7 +536,12 @@ class Meeting final : public MeetingStore {
         else
           at = next;
     }
-    for (const auto& [rank, doubt] : old) lose(rank, fmt::format("rank {} is lost: {}", rank, doubt.why));
+    for (const auto& [rank, doubt] : old) {
+      const std::string why = fmt::format("rank {} does not reach it: {}", options_.rank, doubt.why);
+      // Rank 0 tells all, or knows better: that it has left, or whose loss it is.
+      if (seconds == 0 || !say(Say::kLost, static_cast<uint32_t>(rank), 0, why))
+        lose(rank, fmt::format("rank {} is lost: {}", rank, why));
+    }
   }
   bool over() {
     const std::lock_guard lock(mutex_);
@@ -548,6 +572,7 @@ class Meeting final : public MeetingStore {
   Socket socket_;
   Incoming in_;
   std::string who_is_0_;
+  Clock::time_point later_;  // that it last asked to come later
   std::mutex writing_;
   std::mutex mutex_;
   std::condition_variable changed_;

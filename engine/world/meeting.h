@@ -29,8 +29,8 @@ struct MeetingOptions {
 class MeetingStore : public Store {
  public:
   // This rank does not reach that one any more. It may be lost, or have ended because another is, which is heard soon:
-  // it is said to be lost, for this reason, where no rank is within the timeout. False: the meeting is over and says
-  // nothing. Calls nobody.
+  // all are told that it is lost, for this reason, where no rank is within the timeout. False: the meeting is over and
+  // says nothing. Calls nobody.
   virtual bool doubt(int rank, const std::string& why) = 0;
   virtual bool has_left(int rank) = 0;  // it has said farewell, as far as is known: it neither sends nor takes anything
 };

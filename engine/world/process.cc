@@ -11,6 +11,7 @@
 
 #include "base/library.h"
 #include "base/read_memory.h"
+#include "base/watch.h"
 #include "comm/courier_library.h"
 #include "comm/post.h"
 #include "world/meeting.h"
@@ -133,7 +134,10 @@ class ProcessWorlds final : public Worlds {
       courier.readable.push_back(courier.near.back() ? readable(get("memory", r)) : 0);
     }
     courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
-    courier.address_of = [get](int rank) { return get("address", rank); };
+    courier.address_of = [get](int rank) {
+      const Watch::None all_of_it;  // who is told that this rank stops has to be reached
+      return get("address", rank);
+    };
     courier.doubt = [weak = std::weak_ptr(meeting)](int rank, const std::string& why) {
       const auto meeting = weak.lock();
       return meeting && meeting->doubt(rank, why);

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/watch.h"
 #include "joined.h"
 #include "property.h"
 #include "unit/caught.h"
@@ -87,9 +88,11 @@ std::string babble(Dice& dice) {
   for (int64_t frames = dice.below(6); frames > 0; --frames) {
     std::string text(static_cast<size_t>(dice.below(40)), static_cast<char>(dice.next()));
     const auto number = [&] { return static_cast<uint32_t>(dice.coin() ? dice.below(4) : dice.below(1ll << 32)); };
-    uint32_t head[4] = {static_cast<uint32_t>(text.size()), number(), number(), static_cast<uint32_t>(dice.below(12))};
+    const auto say = static_cast<uint32_t>(dice.below(12));
+    uint32_t head[4] = {static_cast<uint32_t>(text.size()), number(), number(), say};
     if (dice.below(4) == 0) head[0] = number();
     if (dice.below(8) == 0) head[3] = number();
+    if ((head[3] & 255) == 9) ++head[3];  // that another is lost: a rank is believed
     bytes.append(reinterpret_cast<const char*>(head), sizeof head) += text;
   }
   if (dice.below(3) == 0) bytes.resize(static_cast<size_t>(dice.below(static_cast<int64_t>(bytes.size()) + 1)));
@@ -213,9 +216,54 @@ TEST_CASE("a rank that one does not reach is lost where the meeting names none i
   auto& stores = met.stores;
   const auto begin = std::chrono::steady_clock::now();
   CHECK(stores[1]->doubt(2, "no way to it"));
-  CHECK(heard[1].heard(0) == std::pair<int, std::string>{2, "rank 2 is lost: no way to it"});
+  for (Heard& h : heard)  // the doubted one too; it may only have been cut off from this one
+    CHECK(h.heard(0) == std::pair<int, std::string>{
+                            2, "rank 2 (host 'h', process 2) is lost: rank 1 does not reach it: no way to it"});
   CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::seconds(2));
-  CHECK(heard[0].lost.empty());  // it reaches it
+}
+
+TEST_CASE("a rank that has left is not lost, whatever was thought of it") {
+  Met met(3, 3, 2);
+  CHECK(met.stores[1]->doubt(2, "the connection was reset"));
+  met.stores[2].reset();
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  for (const Heard& h : met.heard) CHECK(h.lost.empty());
+}
+
+TEST_CASE("all ranks may come to the door at once") {
+  constexpr uint32_t kSize = 201;
+  const uint16_t port = free_port();
+  Heard heard;
+  const auto first = meet(heard.options(0, kSize, port));
+  std::vector<Socket> others;
+  for (uint32_t r = 1; r < kSize; ++r) others.push_back(connect_to("127.0.0.1", port, 20));
+  for (uint32_t r = 1; r < kSize; ++r) {
+    const std::string bytes = hello("secret", r, kSize);
+    write_all(others[r - 1].fd(), bytes.data(), bytes.size(), 5);
+  }
+  for (const Socket& socket : others) {
+    uint32_t head[4] = {};
+    REQUIRE(is_ready(socket.fd(), POLLIN, 20));
+    REQUIRE(recv(socket.fd(), head, sizeof head, 0) == sizeof head);
+    REQUIRE(head[3] == 4);  // welcome
+  }
+  CHECK(heard.lost.empty());
+}
+
+TEST_CASE("who comes while others still meet there waits, may be interrupted, and is told") {
+  Met met(2, 2);
+  met.stores[1].reset();
+  Heard again;
+  CHECK(has(message_of([&] { meet(again.options(1, 2, met.port, 1)); }, {Code::kDeadlineExceeded}),
+            "has not left the meeting before this one in 1 seconds"));
+  std::atomic<bool> cancelled{false};
+  std::thread cancels([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    cancelled = true;
+  });
+  const Watch watch("meeting", &cancelled, 0);
+  CHECK_THROWS_AS(meet(again.options(1, 2, met.port, 1000)), Stopped);
+  cancels.join();
 }
 
 TEST_CASE("a rank that ended because another is lost is not taken for the lost one") {

@@ -401,6 +401,23 @@ TEST_CASE("memory that was lent and is gone is waited for until the run is abort
   }
 }
 
+TEST_CASE("what an aborted run has lent is not waited for by the next one, by whatever channels that goes") {
+  auto worlds = make_inproc_worlds(2);
+  Wire &a = *worlds[0].wire, &b = *worlds[1].wire;
+  const auto sender = a.open_sender(1, 1, 2, true);
+  a.begin_run(), b.begin_run();
+  REQUIRE(sender->begin(1 << 20, nullptr) != nullptr);
+  sender->end();
+  a.abort(), b.abort();
+  a.begin_run(), b.begin_run();
+  std::atomic<int> settled{-1};
+  std::thread settles([&] { settled = a.settle(nullptr); });
+  for (int i = 0; i < 200 && settled == -1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  a.abort();
+  settles.join();
+  CHECK(settled == 1);
+}
+
 TEST_CASE("ranks over UCX train what one process trains, end runs together, and open a session again and again") {
   if (ucx_folder().empty()) return;
   const auto worlds = join(2);
