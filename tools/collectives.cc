@@ -26,22 +26,44 @@ using Clock = std::chrono::steady_clock;
 
 struct Options {
   std::vector<int64_t> sizes = {4 << 10, 256 << 10, 4 << 20, 64 << 20};
-  std::vector<std::string> ops = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"};
+  std::vector<std::string> ops = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift", "link", "triad"};
   double seconds = 0.5;  // of each measurement
   std::string folder;    // of back ends and couriers
   int inproc = 0;        // devices
 };
 
-// One member of a group of all: `bytes` are those of the whole tensor; of a send those that go each way.
+// Of a device, as the tensors of a session are.
+class DeviceMemory {
+ public:
+  DeviceMemory(Device& device, int64_t bytes)
+      : device_(device), bytes_(static_cast<size_t>(bytes)), data_(device.allocate(bytes_)) {
+    std::memset(data_, 0, bytes_);
+  }
+  ~DeviceMemory() { device_.release(data_, bytes_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  char* data() { return static_cast<char*>(data_); }
+  size_t size() const { return bytes_; }
+
+ private:
+  Device& device_;
+  const size_t bytes_;
+  void* const data_;
+};
+
+// One member of a group of all: `bytes` are those of the whole tensor; of a shift or a link those that go each way;
+// of a triad (STREAM's, no collective: how fast memory is) those of the three arrays of a member, so that it meets the
+// caches that they meet.
 struct Bench {
-  std::vector<char> in, out;
+  DeviceMemory in, out, third;
   std::unique_ptr<Links> links;
   std::vector<std::unique_ptr<Collective>> bound;
+  size_t triad = 0;  // elements
 
-  Bench(const std::string& op, int64_t bytes, int rank, int size, Transport& transport, Links* shared, Device& device) {
+  Bench(const std::string& op, int64_t bytes, int rank, int size, Transport& transport, Links* shared, Device& device)
+      : in(device, bytes), out(device, bytes), third(device, bytes) {
     const int64_t n = bytes / 4, begin = n * rank / size, end = n * (rank + 1) / size;
-    in.resize(static_cast<size_t>(bytes)), out.resize(static_cast<size_t>(bytes));
-    const auto operand = [](std::vector<char>& memory, Dims dims) {
+    const auto operand = [](DeviceMemory& memory, Dims dims) {
       return Operand{memory.data(), DType::kF32, std::move(dims), false, nullptr};
     };
     std::vector<Interval> cuts;
@@ -70,9 +92,15 @@ struct Bench {
       spec.in = {operand(in, {size, mine})}, spec.out = {operand(out, {1, rows})};
       spec.cuts = {{SubAxis{1, 1, 1}, cuts}};
       spec.to = {all, columns};
-    } else if (op == "send") {
+    } else if (op == "shift") {  // each sends and receives
+      spec.op = OpCode::k_shift;
+      spec.in = {operand(in, {n})}, spec.out = {operand(out, {n})};
+    } else if (op == "link") {  // each sends, and then receives: what was sent may be written again in between
       bound.push_back(shared->bind(0, rank, operand(in, {n}), true, device));
       bound.push_back(shared->bind(0, rank, operand(out, {n}), false, device));
+      return;
+    } else if (op == "triad") {
+      triad = static_cast<size_t>(n / 3);
       return;
     } else {
       throw invalid("unknown collective {}", op);
@@ -82,6 +110,10 @@ struct Bench {
   void run() {
     for (auto& each : bound)
       if (!each->run(nullptr)) throw invalid("aborted");
+    auto *x = reinterpret_cast<float*>(out.data()), *a = reinterpret_cast<float*>(in.data()),
+         *b = reinterpret_cast<float*>(third.data());
+#pragma omp simd
+    for (size_t i = 0; i < triad; ++i) x[i] = a[i] + 3 * b[i];
   }
 };
 
@@ -104,7 +136,7 @@ void measure(const Options& options, const Member& me,
              const std::function<std::shared_ptr<Links>(int64_t)>& open_links) {
   for (const std::string& op : options.ops)
     for (const int64_t bytes : options.sizes) {
-      const auto links = op == "send" ? open_links(bytes) : nullptr;
+      const auto links = op == "link" ? open_links(bytes) : nullptr;
       Bench bench(op, bytes, me.rank, me.size, *me.transport, links.get(), *me.device);
       Bench agree("all_reduce", 4 * me.size, me.rank, me.size, *me.transport, nullptr, *me.device);
       const auto most = [&](double mine) {  // the largest of all members': each has a place in a sum

@@ -8,7 +8,7 @@ namespace {
 
 // Of a long reduction: what has come is still in the cache when it is combined, and while one is combined the next are
 // on their way. A multiple of every element's size.
-constexpr size_t kChunk = 256 << 10;
+constexpr size_t kChunk = 512 << 10;
 constexpr uint32_t kChunksUnderWay = 8;
 
 using Chunks = std::vector<Piece>;

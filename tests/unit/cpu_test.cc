@@ -1,13 +1,16 @@
 // The CPU back end's matmul, convolution, pooling and batch norm against the reference device.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 
 #include "base/error.h"
 #include "cpu_compare.h"
 #include "device/batch_norm_groups.h"
 #include "ops/fused.h"
+#include "trained.h"
 
 namespace whale::test {
 namespace {
@@ -278,6 +281,24 @@ TEST_CASE("cpu device: what it cannot do names op, types and device") {
     CHECK(std::string(e.what()).find("matmul") != std::string::npos);
     CHECK(std::string(e.what()).find("f64") != std::string::npos);
   }
+}
+
+TEST_CASE("cpu: what is copied in and out is what was there, of any size and wherever it lies, and nothing beside it") {
+  Backends backends(small::backends_folder());
+  const auto device = backends.get(DeviceKind::kCpu).open({DeviceKind::kCpu, {0}, 0});
+  constexpr size_t kMost = 3 << 20, kAround = 128;
+  std::vector<unsigned char> from(kMost + kAround), to(kMost + 2 * kAround);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(1 + i * 2654435761u % 251);
+  for (const size_t bytes : {0ul, 1ul, 63ul, (1ul << 20) - 1, 1ul << 20, (1ul << 20) + 1, (1ul << 20) + 63, kMost - 17})
+    for (const size_t source : {0ul, 1ul, 31ul})
+      for (const size_t target : {0ul, 1ul, 16ul, 63ul}) {
+        CAPTURE(bytes);
+        std::fill(to.begin(), to.end(), static_cast<unsigned char>(0));
+        unsigned char* begin = to.data() + kAround + target;
+        device->copy_in(begin, from.data() + source, bytes);
+        CHECK(std::memcmp(begin, from.data() + source, bytes) == 0);
+        CHECK(std::count(to.begin(), to.end(), 0) == static_cast<std::ptrdiff_t>(to.size() - bytes));
+      }
 }
 
 }  // namespace

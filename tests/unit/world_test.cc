@@ -87,7 +87,7 @@ Case random_case(size_t members, Dice& dice) {
           : 1;
   for (size_t i = 0; i < operands; ++i) {
     // Also those that are cut into slices and chunks, and lie where others read them.
-    const int64_t longest = dice.below(c.spec.op == OpCode::k_all_reduce ? 3 : 12) == 0 ? 6000 : 40;
+    const int64_t longest = dice.below(c.spec.op == OpCode::k_all_reduce ? 3 : 12) == 0 ? 12000 : 40;
     Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, longest)};
     whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * extent * sub_axis.inner;
     const std::vector<Interval> cuts = random_cuts(members, extent, dice);

@@ -25,7 +25,7 @@ def calls(bytes_):
     yield "reduce_scatter", lambda: dist.reduce_scatter(part, parts)
     yield "all_gather", lambda: dist.all_gather(parts, part)
     yield "all_to_all", lambda: dist.all_to_all_single(other[:n // size], whole[:n // size])
-    yield "send", lambda: [w.wait() for w in (dist.isend(whole, (rank + 1) % size), dist.irecv(other, (rank - 1) % size))]
+    yield "shift", lambda: [w.wait() for w in (dist.isend(whole, (rank + 1) % size), dist.irecv(other, (rank - 1) % size))]
 
 
 for bytes_ in map(int, args.sizes.split(",")):
