@@ -29,13 +29,14 @@ def union(spans):
 
 
 def collectives(events):
-    """Of a traced step of one device, in the order that they began in: each collective's milliseconds, and those that the compute queue worked meanwhile, and of these
-    on the backward pass."""
+    """Of a traced step of one device, in the order that they began in: each collective's milliseconds, those that the compute queue worked meanwhile, of these on the
+    backward pass, and those before the backward pass was over."""
     queues = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     records = sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"])
     work = [e for e in records if queues[e["tid"]] == "compute" and e["args"]["op"] not in MOVES]
     span = lambda e: (e["ts"], e["ts"] + e["dur"])
     spans = {"hidden": union(map(span, work)), "behind_backward": union(span(e) for e in work if e["cat"] == "backward")}
+    spans["in_backward"] = [[0.0, max((end for _, end in spans["behind_backward"]), default=0.0)]]
     shared = lambda e, others: sum(max(0.0, min(span(e)[1], end) - max(span(e)[0], begin)) for begin, end in others) / 1e3
     return [dict(name=e["name"], phase=e["cat"], ms=e["dur"] / 1e3, **{name: shared(e, others) for name, others in spans.items()}) for e in records if e["args"]["op"] in MOVES]
 

@@ -113,7 +113,7 @@ void copies_first(Graph& g) {
 
 struct Bucket {
   OpId op = kNone;  // into which the others are merged
-  int64_t bytes = 0;
+  int64_t bytes = 0, full_at = 0;
   std::unordered_set<OpId> apart;  // ops that are known not to wait for it; with an op, all that it waits for
   OpId held = kNone;  // the op since which it holds updates back: makes the loss, or a sum inside an update
 };
@@ -213,6 +213,12 @@ class Waits {
   std::vector<char> leads_;                     // per op: to something that is put into buckets
 };
 
+// The backward pass has nothing left that would hide the last sums of gradients: towards its end buckets are smaller.
+constexpr int64_t kShareOfTheRest = 2, kLeastShare = 4;
+int64_t full_at(int64_t rest, int64_t bucket_bytes) {
+  return std::clamp(rest / kShareOfTheRest, bucket_bytes / kLeastShare, bucket_bytes);
+}
+
 void join(Op& into, const Op& op) {
   into.inputs.push_back(op.inputs[0]);
   into.outputs.push_back(op.outputs[0]);
@@ -234,16 +240,33 @@ void form_buckets(ShardedGraph& lg, int64_t bucket_bytes, bool sums_leave) {
   const HeldBack held_back(lg, sums_leave);
   const std::vector<char> weights = put_off(lg), updated = behind_updates(g);
   std::vector<char> removed(g.ops.size());
+  const auto whole = [&](const Op& op) -> const Tensor& {
+    return g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
+  };
+  const auto key = [&](const Op& op, OpId id) -> Key {
+    return {op.code,
+            whole(op).dtype,
+            attr_string(op.attrs, "combine"),
+            op.region,
+            attr_int(op.attrs, "group"),
+            op.stage,
+            kind_of(g, op, weights[static_cast<size_t>(id)]),
+            op.phase == Phase::kUpdate,
+            updated[static_cast<size_t>(id)] != 0};
+  };
+  std::map<Key, int64_t> rest;  // bytes of gradients whose sums are in no bucket yet
+  for (const Member& m : members)
+    if (const Op& op = g.op(m.op); op.phase == Phase::kBackward) rest[key(op, m.op)] += bytes_of(whole(op));
   for (const Member& m : members) {
     Op& op = g.op(m.op);
-    const Tensor& whole = g.tensor(op.code == OpCode::k_all_gather ? op.outputs[0] : op.inputs[0]);
-    Bucket& bucket = open[{op.code, whole.dtype, attr_string(op.attrs, "combine"), op.region,
-                           attr_int(op.attrs, "group"), op.stage, kind_of(g, op, weights[static_cast<size_t>(m.op)]),
-                           op.phase == Phase::kUpdate, updated[static_cast<size_t>(m.op)] != 0}];
-    const bool full = bucket.bytes >= bucket_bytes ||
+    const Key k = key(op, m.op);
+    const int64_t bytes = bytes_of(whole(op));
+    Bucket& bucket = open[k];
+    const bool full = bucket.bytes >= bucket.full_at ||
                       (bucket.held != kNone && held_back.between(bucket.held, m.order) >= bucket_bytes);
     if (bucket.op == kNone || full || waits.for_bucket(op, bucket)) {
-      bucket = {m.op, 0, {}, kNone};
+      const auto left = rest.find(k);
+      bucket = {m.op, 0, left == rest.end() ? bucket_bytes : full_at(left->second, bucket_bytes), {}, kNone};
     } else {
       join(g.op(bucket.op), op);
       removed[static_cast<size_t>(m.op)] = 1;
@@ -252,7 +275,8 @@ void form_buckets(ShardedGraph& lg, int64_t bucket_bytes, bool sums_leave) {
     }
     waits.put(m.op, bucket.op);
     if (held_back.is_loss(op.outputs[0]) || (op.phase == Phase::kUpdate && bucket.held == kNone)) bucket.held = m.order;
-    bucket.bytes += bytes_of(whole);
+    bucket.bytes += bytes;
+    if (op.phase == Phase::kBackward) rest[k] -= bytes;
   }
   int sums = 0, scatters = 0, gathers = 0;
   for (const Member& m : members) {

@@ -3,12 +3,13 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstdlib>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <random>
 #include <sstream>
 
+#include "base/default_settings.h"
 #include "base/library.h"
 #include "base/read_memory.h"
 #include "base/watch.h"
@@ -34,33 +35,21 @@ std::string host_identity() {
   return boot + " " + host_name() + " " + std::string(space.data(), n > 0 ? static_cast<size_t>(n) : 0);
 }
 
-// A setting of the environment that stands while this does, where the user has not set it.
-class Setting {
- public:
-  Setting(const char* name, const char* value) : name_(name), mine_(std::getenv(name) == nullptr) {  // NOLINT
-    if (mine_) setenv(name, value, 0);                                                               // NOLINT
-  }
-  ~Setting() {
-    if (mine_) unsetenv(name_);  // NOLINT
-  }
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-
- private:
-  const char* name_;
-  bool mine_;
-};
-
 // UCX reads its environment when it is loaded: without these it puts handlers of its own in the place of the process's
 // (of SIGHUP too), rewrites functions of the C library, and prints.
 const CourierEntry& courier_library(const std::string& folder) {
   static std::mutex mutex;
+  static std::map<std::string, const CourierEntry*> opened;  // by folder
   const std::lock_guard lock(mutex);
-  const Setting handlers("UCX_HANDLE_ERRORS", "none"), hangup("UCX_DEBUG_SIGNO", "0"), hooks("UCX_MEM_EVENTS", "n"),
-      log("UCX_LOG_LEVEL", "fatal"), warnings("UCX_WARN_UNUSED_ENV_VARS", "n");
-  return *static_cast<const CourierEntry*>(
-      open_library(folder, "libwhale_ucx.so", WHALE_COURIER_SYMBOL, "library between processes",
-                   "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
+  const CourierEntry*& entry = opened[folder];
+  if (entry == nullptr) {
+    const DefaultSettings settings({"UCX_HANDLE_ERRORS=none", "UCX_DEBUG_SIGNO=0", "UCX_MEM_EVENTS=n",
+                                    "UCX_LOG_LEVEL=fatal", "UCX_WARN_UNUSED_ENV_VARS=n"});
+    entry = static_cast<const CourierEntry*>(
+        open_library(folder, "libwhale_ucx.so", WHALE_COURIER_SYMBOL, "library between processes",
+                     "Install it beside libwhale.so, with UCX 1.12 or newer (libucx), or use one process"));
+  }
+  return *entry;
 }
 
 // Where a process shows that its memory can be read, and what stands there.
