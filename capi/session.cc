@@ -289,6 +289,7 @@ SessionOptions read_options(const whale_engine& engine, const whale_plan& plan, 
     out.bf16 = !flag(o.no_bf16, "options.no_bf16");
     out.leases = engine.leases;
     out.loss_scale_changed = [log = engine.log](double before, double now) { log_loss_scale(*log, before, now); };
+    out.warn = [log = engine.log](const std::string& text) { log->add(WHALE_SEVERITY_WARNING, "session", text); };
     out.loss_scale_growth = number<int64_t>(o.loss_scale_growth, 0, INT64_MAX, "options.loss_scale_growth");
   } catch (const Error& e) {
     if (out.world) refuse(*out.world, e);
@@ -592,6 +593,16 @@ int64_t whale_session_iteration(const whale_session* s) {
 }
 int64_t whale_session_updates(const whale_session* s) {
   return s == nullptr ? 0 : answer(int64_t{-1}, [&] { return waited(s).updates(); });
+}
+
+whale_status* whale_session_refuse(whale_session* session, int32_t code, whale_str message) {
+  return guard([&] {
+    Session& s = idle(session);
+    const Code given = number<Code>(code, WHALE_CANCELLED, WHALE_UNAUTHENTICATED, "code");
+    const std::string why = text(message, "message");
+    s.check_idle();
+    s.refuse_run(error(given, "{}", why));
+  });
 }
 
 whale_status* whale_session_save(whale_session* session, whale_str directory) {

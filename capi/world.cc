@@ -19,24 +19,27 @@ namespace {
 constexpr int kMostRanks = 4096;        // of one process
 constexpr int kMostProcesses = 65536;   // of a job
 constexpr size_t kMostTokenBytes = 64;  // meeting.cc
-constexpr double kTimeoutSeconds = 30, kMostSeconds = 1e6;
+constexpr double kTimeoutSeconds = 30, kRunTimeoutSeconds = 600, kMostSeconds = 1e6;
 
-double timeout_of(double given) {
-  const char* set = given == 0 ? std::getenv("WHALE_TIMEOUT") : nullptr;  // NOLINT(concurrency-mt-unsafe)
+// Of an option, or of the environment where it is 0.
+double seconds_of(double given, const char* option, const char* variable, double otherwise) {
+  const char* set = given == 0 ? std::getenv(variable) : nullptr;  // NOLINT(concurrency-mt-unsafe)
   char* end = nullptr;
   const double seconds = set != nullptr ? std::strtod(set, &end) : given;
   const bool is_number = set == nullptr || (end != set && *end == '\0');
-  if (seconds == 0 && set == nullptr) return kTimeoutSeconds;
+  if (seconds == 0 && set == nullptr) return otherwise;
   if (!is_number || !(seconds > 0 && seconds <= kMostSeconds))
-    throw invalid("{} is {}; it is seconds, more than 0 and at most {}",
-                  set ? "WHALE_TIMEOUT" : "options.timeout_seconds", set ? set : std::to_string(given), kMostSeconds);
+    throw invalid("{} is {}; it is seconds, more than 0 and at most {}", set ? variable : option,
+                  set ? set : std::to_string(given), kMostSeconds);
   return seconds;
 }
 
 ProcessOptions read_options(const whale_world_options& o) {
   ProcessOptions out;
   out.token = text(o.token, "options.token");
-  out.timeout_seconds = timeout_of(o.timeout_seconds);
+  out.timeout_seconds = seconds_of(o.timeout_seconds, "options.timeout_seconds", "WHALE_TIMEOUT", kTimeoutSeconds);
+  out.run_timeout_seconds =
+      seconds_of(o.run_timeout_seconds, "options.run_timeout_seconds", "WHALE_RUN_TIMEOUT", kRunTimeoutSeconds);
   if (number<int>(o.size, 0, kMostProcesses, "options.size") == 0) {
     if (o.rank != 0 || o.port != 0 || o.address.size != 0)
       throw invalid("options.size is 0, for what the environment says, and a rank, port or address is given beside it");

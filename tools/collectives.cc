@@ -112,7 +112,6 @@ struct Bench {
       if (!each->run(nullptr)) throw invalid("aborted");
     auto *x = reinterpret_cast<float*>(out.data()), *a = reinterpret_cast<float*>(in.data()),
          *b = reinterpret_cast<float*>(third.data());
-#pragma omp simd
     for (size_t i = 0; i < triad; ++i) x[i] = a[i] + 3 * b[i];
   }
 };
@@ -208,7 +207,7 @@ int run(const Options& options) {
   const auto launch = launch_environment();
   if (!launch) throw invalid("start it with whale launch -n 2 -- collectives, or with --inproc 2");
   const auto worlds =
-      join_processes({launch->rank, launch->size, launch->address, launch->port, launch->token, 30, backends.folder()});
+      join_processes({launch->rank, launch->size, launch->address, launch->port, launch->token, 30, 0, backends.folder()});
   const World world = worlds->next();
   std::vector<int32_t> ranks;
   for (int r = 0; r < world.size(); ++r) ranks.push_back(r);

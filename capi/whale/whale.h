@@ -681,24 +681,29 @@ typedef struct whale_world whale_world;
 
 /* How this process finds the others of its job. `size` 0: as its launcher says in the environment, the first that is there of: RANK, WORLD_SIZE,
  * MASTER_ADDR and MASTER_PORT (torchrun, `whale launch`), those of a step of Slurm (srun), those of OpenMPI (mpirun); where there are none this
- * process is alone. WHALE_JOB_TOKEN and WHALE_TIMEOUT in the environment stand for an empty `token` and a `timeout_seconds` of 0. */
+ * process is alone. WHALE_JOB_TOKEN, WHALE_TIMEOUT and WHALE_RUN_TIMEOUT in the environment stand for an empty `token`, a `timeout_seconds` of 0
+ * and a `run_timeout_seconds` of 0. */
 typedef struct whale_world_options {
   size_t struct_size;
-  int32_t rank;           /* of this process, from 0; with a size */
-  int32_t size;           /* processes; 0: rank, size, address, port are the environment's */
-  whale_str address;      /* of rank 0's host, which listens there and nowhere else; empty: 127.0.0.1 */
-  int32_t port;           /* that rank 0 listens on; with a size of 2 or more */
-  whale_str token;        /* a secret of the job, at most 64 bytes: who does not know it is not let in; empty: whoever reaches the port
-                             may join */
-  double timeout_seconds; /* until a process that does not come, or is silent, is given up; 0: 30 */
-  whale_cancel *cancel;   /* ends the wait for the others with WHALE_CANCELLED; may be released once the call returns. NULL: none */
+  int32_t rank;               /* of this process, from 0; with a size */
+  int32_t size;               /* processes; 0: rank, size, address, port are the environment's */
+  whale_str address;          /* of rank 0's host, which listens there and nowhere else; empty: 127.0.0.1 */
+  int32_t port;               /* that rank 0 listens on; with a size of 2 or more */
+  whale_str token;            /* a secret of the job, at most 64 bytes: who does not know it is not let in; empty: whoever reaches the
+                                 port may join */
+  double timeout_seconds;     /* until a process that does not come, or is silent, is given up; 0: 30 */
+  whale_cancel *cancel;       /* ends the wait for the others with WHALE_CANCELLED; may be released once the call returns. NULL: none */
+  double run_timeout_seconds; /* until a run ends in which nothing moves: a rank is there and has not begun it, or what was sent does not
+                                 arrive; 0: 600. After `timeout_seconds` the log has a warning */
 } whale_world_options;
-#define WHALE_WORLD_OPTIONS_INIT {sizeof(whale_world_options), 0, 0, {0, 0}, 0, {0, 0}, 0.0, 0}
+#define WHALE_WORLD_OPTIONS_INIT {sizeof(whale_world_options), 0, 0, {0, 0}, 0, {0, 0}, 0.0, 0, 0.0}
 
 /* This process's rank among the processes of its job. Waits until all of them have called it, for `timeout_seconds` each. From then on a process
  * that ends without releasing its world, or that is silent for so long, is lost: the runs of all others end with a status whose rank it is
  * (UNAVAILABLE; WHALE_DAMAGE_STEP, or WHALE_DAMAGE_PEER_LOST where nobody knows whether the update was made), and so do those that begin
- * later. Bytes go over UCX (libwhale_ucx.so beside libwhale.so), which is opened with the second process: by shared memory inside a host, by
+ * later. A run in which nothing moves for `run_timeout_seconds`, and no rank is at work, ends on all ranks with DEADLINE_EXCEEDED, whose rank is
+ * the first that has not begun it, where one has not: variables are as before, the call that the late rank makes for it ends likewise, and the
+ * next ones meet. Bytes go over UCX (libwhale_ucx.so beside libwhale.so), which is opened with the second process: by shared memory inside a host, by
  * what UCX chooses between hosts. They are not encrypted.
  * DEADLINE_EXCEEDED: a process has not come. UNAUTHENTICATED: another token. FAILED_PRECONDITION: another size, or two of one rank.
  * UNAVAILABLE: no address to listen on, no UCX. INVALID_ARGUMENT: options or an environment that mean nothing. */
@@ -807,6 +812,11 @@ WHALE_API whale_status *whale_session_run_slices(whale_session *session, int32_t
                                                  whale_tensor *const *input_tensors, size_t input_count, const int32_t *outputs,
                                                  whale_tensor **output_tensors, size_t output_count, whale_cancel *cancel,
                                                  whale_event **out);
+/* Instead of the next call that all ranks make (a step, evaluation, read, save or load), where this rank cannot make it: its data cannot be read,
+ * or are not what the caller expected. It ends for the other ranks with this code (not WHALE_OK) and message, and this rank; the calls behind it
+ * meet as ever. Nothing else changes, and nothing is waited for. Without other ranks it does nothing. Errors of libwhale's own calls have been told
+ * already. FAILED_PRECONDITION: a run is under way. */
+WHALE_API whale_status *whale_session_refuse(whale_session *session, int32_t code, whale_str message);
 /* The entries that the session has, the newest last: the plan's, those that were prepared, and up to 16 that runs planned. */
 WHALE_API size_t whale_session_entry_count(const whale_session *session);
 WHALE_API whale_status *whale_session_entry(whale_session *session, size_t index, whale_entry *out);

@@ -15,12 +15,15 @@ namespace whale {
 
 // What a rank tells all others of the run that it is in. Begun: this is what I run. Ready: nothing of mine stands
 // against the commit any more, I go along with it. Stopped: I never was ready and never will be. At: another rank is
-// gone, and this is where I am. Lost: I failed after I was ready. Closed: I take part in no later run. Gone: its
+// gone, or nothing moves, and this is where I am. Asks: nothing moves here, does it with you? Moves: it does. Lost: I
+// failed after I was ready. Closed: I take part in no later run. Gone: its
 // process has ended, or is silent; nobody knows how far it was.
 struct Notice {
-  enum Kind : uint8_t { kBegun, kReady, kStopped, kAt, kLost, kClosed, kGone };
+  enum Kind : uint8_t { kBegun, kReady, kStopped, kAt, kAsks, kMoves, kLost, kClosed, kGone };
   Kind kind = kReady;
-  uint64_t subject = 0;  // kBegun: what is run, as a number that is another one where it is something else
+  // kBegun: what is run, as a number that is another one where it is something else. Of what ended a run: the rank at
+  // fault, from 1; 0: who tells it.
+  uint64_t subject = 0;
   int rank = 0;          // that tells it
   uint64_t run = 0;
   Code code = Code::kUnknown;
@@ -28,7 +31,8 @@ struct Notice {
 };
 
 inline Notice notice_of(Notice::Kind kind, const Error& error) {
-  return {.kind = kind, .code = error.code(), .message = error.message()};
+  const auto at_fault = static_cast<uint64_t>(error.where().rank + 1);
+  return {.kind = kind, .subject = at_fault, .code = error.code(), .message = error.message()};
 }
 
 // It is the other rank's, whose number it has.

@@ -12,8 +12,9 @@ namespace whale {
 
 namespace {
 
-constexpr int64_t kNanosecondsToTell = 500'000'000;  // until a rank has told where it is
-constexpr size_t kMostPlaces = 3;                    // that it tells
+constexpr int64_t kNanosecondsToTell = 500'000'000;    // until a rank has told where it is
+constexpr size_t kMostPlaces = 3;                      // that it tells
+constexpr double kAsksAfter = 0.5, kAsksEvery = 0.25;  // parts of the patience
 
 template <class Is>
 bool any_instruction(const Entry& entry, Is is) {
@@ -26,11 +27,13 @@ bool any_instruction(const Entry& entry, Is is) {
 }  // namespace
 
 Executor::Executor(Machine& machine, Entry entry)
-    : machine_(machine), entry_(std::make_unique<const Entry>(std::move(entry))) {
+    : machine_(machine),
+      entry_(std::make_unique<const Entry>(std::move(entry))),
+      wire_(machine.wire()),
+      begun_(wire_ ? wire_->size() : 1, wire_ ? wire_->rank() : 0) {
   WHALE_CHECK(entry_->rows.size() == machine.size(), "one row per device");
   for (size_t d = 0; d < machine.size(); ++d)
     WHALE_CHECK(entry_->rows[d].device == static_cast<int32_t>(d), "rows in the order of the devices");
-  wire_ = machine.wire();
   links_ = machine.transport().open_links(entry_->links);
   programs_.resize(machine.size());
   machine.team().on_each(fmt::format("make the kernels of entry '{}'", entry_->name), [&](int device) {
@@ -139,7 +142,9 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
 // Who runs something else is heard of before it has promised anything, and before this run has ended.
 void Executor::begin_with_others() {
   begun_.reset();
-  lost_one_ = false;
+  lost_one_ = is_stuck_ = warned_ = false;
+  asked_ = 0;
+  moved_.store(now_nanoseconds(), std::memory_order_relaxed);
   for (RankPlace& place : places_) place.what.clear();
   places_told_.reset();
   told_.assign(told_.size(), false);
@@ -157,7 +162,7 @@ void Executor::begin_with_others() {
 void Executor::share_outputs() noexcept {
   try {
     stage_.store(kBegins, std::memory_order_relaxed);
-    if (!begun_.wait(static_cast<uint32_t>(wire_->size() - 1), this)) return;
+    if (!begun_.wait(this)) return;
     stage_.store(kShares, std::memory_order_relaxed);
     if (overflows_.empty()) {
       sharing_->run(outputs_, this);
@@ -251,7 +256,7 @@ bool Executor::walk_row(size_t device, size_t queue, size_t number, BoundSegment
   Recorder& recorder = *recorders_[device][queue];
   uint32_t reached = base.row;
   for (BoundInstruction& bound : segment.queues[queue]) {
-    look();
+    stop_if_cancelled();
     if (stopped()) return false;
     int64_t begin = now_nanoseconds();
     // What is left out waits too: memory is used again in the order that all waits give.
@@ -283,6 +288,7 @@ bool Executor::walk_row(size_t device, size_t queue, size_t number, BoundSegment
       }
       const int64_t end = now_nanoseconds();
       recorder.end(end);
+      if (wire_ != nullptr) moved_.store(end, std::memory_order_relaxed);
       if (values_.timeline) timeline.times.cpu_inside += cpu_nanoseconds() - cpu;
       int64_t& total = bound.kernel       ? timeline.times.ops
                        : bound.collective ? timeline.times.collectives
@@ -374,6 +380,11 @@ void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro
 // ---- stopping ---------------------------------------------------------------------------------------------------
 // A cancel is noticed between instructions and, by threads that wait, now and then.
 void Executor::look() {
+  stop_if_cancelled();
+  if (wire_ != nullptr && machine_.world()->patience > 0 && !stopped()) look_at_others();
+}
+
+void Executor::stop_if_cancelled() {
   const bool cancelled = values_.cancel != nullptr && values_.cancel->load(std::memory_order_relaxed);
   const bool closing = values_.closing != nullptr && values_.closing->load(std::memory_order_relaxed);
   const uint8_t state = state_.load(std::memory_order_relaxed);
@@ -407,10 +418,12 @@ bool Executor::agree() {
 
 // What another rank tells; on the thread of the ear. It stops the run whatever memory there is.
 void Executor::hear(const Notice& notice) noexcept {
-  if (notice.kind == Notice::kBegun && notice.subject == subject_) {
-    begun_.advance(1);
-    return;
-  }
+  const bool begins = notice.kind == Notice::kBegun && notice.subject == subject_;
+  if (begins || notice.kind == Notice::kReady || notice.kind == Notice::kMoves)
+    moved_.store(now_nanoseconds(), std::memory_order_relaxed);
+  if (begins) return begun_.add(notice.rank);
+  if (notice.kind == Notice::kMoves) return;
+  if (notice.kind == Notice::kAsks) return answer();
   if (notice.kind == Notice::kReady) {
     promises_heard_.fetch_add(1);
     if (votes_cast_.load() == votes_wanted_) promise();
@@ -419,10 +432,66 @@ void Executor::hear(const Notice& notice) noexcept {
   }
   if (notice.kind == Notice::kAt) return heard_place(notice);
   if (notice.kind == Notice::kGone) tell_place(notice.rank);
+  if (notice.kind == Notice::kStopped && notice.code == Code::kDeadlineExceeded) tell_place(kNone);
   stop(error_of(notice, wire_->rank()), &notice);
 }
 
-// ---- who waits for what, when a rank is lost --------------------------------------------------------------------
+// ---- nothing moves ----------------------------------------------------------------------------------------------
+bool Executor::is_at_work() const {
+  for (size_t d = 0; d < recorders_.size(); ++d)
+    for (const auto& recorder : recorders_[d]) {
+      if (!recorder) continue;
+      const Recorder::Seen seen = recorder->see();
+      if (!seen.in_run || seen.events.empty() || seen.events.back().begin == 0 || seen.events.back().end != 0) continue;
+      if (!waits_for_others(*place_of(machine_.plan(), *entry_, d, seen.events.back()).instruction)) return true;
+    }
+  return false;
+}
+
+bool Executor::has_moved(double seconds) const {
+  return static_cast<double>(now_nanoseconds() - moved_.load(std::memory_order_relaxed)) < seconds * 1e9;
+}
+
+// A rank that is in the run says whether something moves with it; one that has not begun it says nothing.
+void Executor::answer() noexcept {
+  try {
+    if (is_at_work() || has_moved(kAsksAfter * machine_.world()->patience)) wire_->tell({.kind = Notice::kMoves});
+  } catch (...) {  // no memory for it
+  }
+}
+
+// Of a thread that waits, now and then.
+void Executor::look_at_others() {
+  const double patience = machine_.world()->patience, warns_after = machine_.world()->warns_after;
+  if (has_moved(warns_after > 0 ? std::min(warns_after, kAsksAfter * patience) : kAsksAfter * patience)) return;
+  const std::unique_lock lock(patience_mutex_, std::try_to_lock);
+  if (!lock) return;
+  if (is_at_work()) return moved_.store(now_nanoseconds(), std::memory_order_relaxed);
+  const int64_t now = now_nanoseconds();
+  const double seconds = static_cast<double>(now - moved_.load(std::memory_order_relaxed)) * 1e-9;
+  if (seconds >= patience) {
+    const std::vector<int32_t> late = begun_.late();
+    Error why(Code::kDeadlineExceeded, waiting_text(seconds));
+    tell_place(kNone);
+    stop(late.empty() ? why : why.at_rank(late[0]));
+  } else if (seconds >= kAsksAfter * patience && static_cast<double>(now - asked_) * 1e-9 >= kAsksEvery * patience) {
+    asked_ = now;
+    wire_->tell({.kind = Notice::kAsks});
+  } else if (!warned_ && warns_after > 0 && seconds >= warns_after) {
+    warned_ = true;
+    if (machine_.warn) machine_.warn(waiting_text(seconds));
+  }
+}
+
+std::string Executor::waiting_text(double seconds) const {
+  const std::string run = commits_ ? fmt::format("step {}", values_.iteration) : "an evaluation";
+  const std::vector<int32_t> late = begun_.late();
+  if (late.empty()) return fmt::format("nothing has moved in {} for {:.3g} seconds", run, seconds);
+  return fmt::format("{} {} not begun {}, which rank {} waits for since {:.3g} seconds", numbers(late, "rank", "ranks"),
+                     late.size() == 1 ? "has" : "have", run, wire_->rank(), seconds);
+}
+
+// ---- who waits for what, when a rank is lost or nothing moves ---------------------------------------------------
 RankPlace Executor::place() const {
   static const std::vector<int32_t> kOneRank;
   const std::vector<int32_t>& ranks = wire_ == nullptr ? kOneRank : machine_.ranks();
@@ -462,9 +531,11 @@ void Executor::tell_place(int lost) noexcept {
     RankPlace mine = place();
     wire_->tell({.kind = Notice::kAt, .message = (mine.waits ? "w" : "i") + mine.what});
     const std::lock_guard lock(error_mutex_);
+    places_[static_cast<size_t>(wire_->rank())] = std::move(mine);
+    is_stuck_ = is_stuck_ || lost == kNone;
+    if (lost == kNone) return;
     lost_one_ = lost_one_ || !gone_[static_cast<size_t>(lost)];
     gone_[static_cast<size_t>(lost)] = true;
-    places_[static_cast<size_t>(wire_->rank())] = std::move(mine);
     expect_no_more(lost);
   } catch (...) {  // no memory for it
   }
@@ -498,7 +569,9 @@ void Executor::add_places() {
   } patience(places_told_);
   {
     const std::lock_guard lock(error_mutex_);
-    if (!error_ || !lost_one_ || error_->code() != Code::kUnavailable) return;
+    const bool tells = error_ && ((lost_one_ && error_->code() == Code::kUnavailable) ||
+                                  (is_stuck_ && error_->code() == Code::kDeadlineExceeded));
+    if (!tells) return;
   }
   places_told_.wait(static_cast<uint32_t>(told_.size() - 1), &patience);
   const std::lock_guard lock(error_mutex_);

@@ -8,8 +8,9 @@
 //
 // In a world of several ranks a rank promises to go along once all here have voted and a device, of whichever rank, is
 // at its commit. The step is committed when all ranks have; one that stops before its promise stops all, and a failure
-// after that breaks the session on every rank. When a run has ended every rank has the outputs that it asked for: all
-// ask for the same, which each tells the others when it begins.
+// after that breaks the session on every rank. A run in which nothing moves for too long (World::patience), because a
+// rank is there and does nothing, or what it sends does not arrive, ends too. When a run has ended every rank has the
+// outputs that it asked for: all ask for the same, which each tells the others when it begins.
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "comm/counter.h"
+#include "run/beginners.h"
 #include "run/bound.h"
 #include "run/handle.h"
 #include "run/place.h"
@@ -101,7 +103,13 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void share_outputs() noexcept;
   void vote();
   bool commit();
-  void tell_place(int lost) noexcept;
+  void stop_if_cancelled();
+  bool is_at_work() const;               // a device that is here, on what waits for nobody
+  bool has_moved(double seconds) const;  // in the last ones
+  void answer() noexcept;
+  void look_at_others();
+  std::string waiting_text(double seconds) const;
+  void tell_place(int lost) noexcept;  // kNone: nothing moves
   void heard_place(const Notice& notice) noexcept;
   void expect_no_more(int rank);  // under error_mutex_
   void add_places();              // to the error, where a rank is lost
@@ -145,7 +153,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
   uint64_t subject_ = 0;  // of this run, the same on all ranks
-  Counter begun_;         // other ranks that run the same
+  Beginners begun_;       // other ranks that run the same
   Counter ready_;         // those that have promised
   bool commits_ = false;  // a device of whichever rank does
   std::atomic<uint32_t> votes_cast_{0}, promises_heard_{0};
@@ -157,9 +165,15 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   std::optional<Error> error_;
   std::vector<bool> gone_;         // ranks; those of earlier runs too
   bool lost_one_ = false;          // in this run
+  bool is_stuck_ = false;          // somebody has waited too long
   std::vector<RankPlace> places_;  // that ranks have told since
   std::vector<bool> told_;         // it, or that they are gone
   Counter places_told_;            // by so many other ranks
+  // Of runs between ranks: when an instruction has ended, or another rank has told that something moves with it.
+  std::atomic<int64_t> moved_{0};
+  std::mutex patience_mutex_;
+  int64_t asked_ = 0;  // the others, in this run; 0: not yet
+  bool warned_ = false;
 };
 
 }  // namespace whale

@@ -163,7 +163,8 @@ Error error_of(const Notice& notice, int rank) noexcept {
                                          : error(notice.code, "rank {}: {}", notice.rank, notice.message);
   } catch (const std::bad_alloc&) {
   }
-  return out.at_rank(notice.rank);
+  const bool other = !another && notice.kind != Notice::kGone && notice.subject > 0;
+  return out.at_rank(other ? static_cast<int>(notice.subject) - 1 : notice.rank);
 }
 
 Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, std::optional<World> world)

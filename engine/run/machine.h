@@ -138,6 +138,8 @@ class Machine {
   Wire* wire() const { return world_ ? world_->wire.get() : nullptr; }  // null: one rank
   Ear* ear() { return ear_.get(); }                                     // likewise
   const std::vector<int32_t>& ranks() const { return world_->ranks; }   // of the devices, where there are several
+  const World* world() const { return world_ ? &*world_ : nullptr; }    // null: one rank
+  std::function<void(const std::string&)> warn = {};  // of runs that wait long; from any thread; it throws nothing
   Team& team() { return *team_; }
   Transport& transport() { return *transport_; }
   const Plan& plan() const { return plan_; }

@@ -42,7 +42,8 @@ std::vector<int32_t> devices_with(const Plan& plan, const Entry& entry, int32_t 
   return out;
 }
 
-// "ranks 0-2,5"
+}  // namespace
+
 std::string numbers(std::vector<int32_t> list, const char* one, const char* several) {
   std::sort(list.begin(), list.end());
   list.erase(std::unique(list.begin(), list.end()), list.end());
@@ -54,8 +55,6 @@ std::string numbers(std::vector<int32_t> list, const char* one, const char* seve
   }
   return text;
 }
-
-}  // namespace
 
 QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event) {
   const Program& program = entry.programs[static_cast<size_t>(entry.rows[device].program)];

@@ -26,6 +26,9 @@ bool waits_for_others(const Instruction& instruction);  // it ends when other de
 // empty: there is one rank, and devices are named.
 std::string place_text(const QueuePlace& place, const std::vector<int32_t>& ranks);
 
+// "rank 1", "ranks 0-2,5": by the words for one and for several.
+std::string numbers(std::vector<int32_t> list, const char* one, const char* several);
+
 // What a rank says of itself when another one is lost.
 struct RankPlace {
   bool waits = false;  // for other ranks

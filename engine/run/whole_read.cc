@@ -4,13 +4,17 @@
 #include <optional>
 
 #include "base/philox.h"
+#include "run/beginners.h"
+#include "run/place.h"
+#include "run/timeline.h"
 
 namespace whale {
 namespace {
 
-class Reading final : private Ear::Listener {
+class Reading final : private Ear::Listener, private Lookout {
  public:
-  Reading(Machine& machine, uint64_t subject) : machine_(machine), subject_(subject) {
+  Reading(Machine& machine, uint64_t subject)
+      : machine_(machine), subject_(subject), begun_(machine.wire()->size(), machine.wire()->rank()) {
     machine_.team().wait_idle();
     machine_.ear()->listen(this, [this] { machine_.transport().reset(); });
   }
@@ -22,22 +26,37 @@ class Reading final : private Ear::Listener {
     Wire& wire = *machine_.wire();
     try {
       wire.tell({.kind = Notice::kBegun, .subject = subject_});
-      if (begun_.wait(static_cast<uint32_t>(wire.size() - 1)) && sharing.run({to}, nullptr)) return;
+      if (begun_.wait(this) && sharing.run({to}, this)) return;
     } catch (const std::exception& e) {
       wire.tell(notice_of(Notice::kStopped, unexpected(e, "read a variable with the other ranks")));
       throw;
     }
     const std::lock_guard lock(mutex_);
+    if (own_) wire.tell(notice_of(Notice::kStopped, *error_));
     throw Error(*error_);
   }
 
  private:
   void hear(const Notice& notice) noexcept override {
-    if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.advance(1);
-    if (notice.kind == Notice::kAt) return;
+    if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.add(notice.rank);
+    if (notice.kind >= Notice::kAt && notice.kind <= Notice::kMoves) return;
+    end(error_of(notice, machine_.wire()->rank()), false);
+  }
+  // On the thread that waits. All that a read does is to wait for others.
+  void look() override {
+    const double patience = machine_.world()->patience;
+    if (patience <= 0 || static_cast<double>(now_nanoseconds() - began_) < patience * 1e9) return;
+    const std::vector<int32_t> late = begun_.late();
+    Error why = late.empty()
+                    ? error(Code::kDeadlineExceeded, "the other ranks' parts of the variable do not come")
+                    : error(Code::kDeadlineExceeded, "{} {} not begun to read the variable, as rank {} has",
+                            numbers(late, "rank", "ranks"), late.size() == 1 ? "has" : "have", machine_.wire()->rank());
+    end(late.empty() ? why : why.at_rank(late[0]), true);
+  }
+  void end(Error why, bool own) noexcept {
     {
       const std::lock_guard lock(mutex_);
-      if (!error_) error_ = error_of(notice, machine_.wire()->rank());
+      if (!error_) error_ = std::move(why), own_ = own;
     }
     begun_.abort();
     machine_.transport().abort();
@@ -45,9 +64,11 @@ class Reading final : private Ear::Listener {
 
   Machine& machine_;
   const uint64_t subject_;
-  Counter begun_;  // other ranks that read the same
+  const int64_t began_ = now_nanoseconds();
+  Beginners begun_;  // other ranks that read the same
   std::mutex mutex_;
-  std::optional<Error> error_;
+  std::optional<Error> error_;  // the first, and whether it is this rank's
+  bool own_ = false;
 };
 
 }  // namespace

@@ -152,6 +152,7 @@ struct Session::Impl {
     lease = CoreLeases::lease(options.leases, devices_here(), threads, options.pin);
     machine = std::make_unique<Machine>(*plan, open_devices(lease->specs(), std::min(threads, static_cast<int>(cores))),
                                         options.world);
+    machine->warn = options.warn;
     // What null devices hold is never computed with: no hours are spent on drawing 10^12 values.
     if (traits(plan->devices.front().kind).computes)
       initialize_variables(*machine, options.seed, cores, options.init_files);

@@ -4,6 +4,7 @@
 
 #include "base/philox.h"
 #include "base/watch.h"
+#include "run/place.h"
 
 namespace whale {
 namespace {
@@ -17,7 +18,11 @@ struct Aborted {};
 }  // namespace
 
 WirePeers::WirePeers(Machine& machine, std::string_view what)
-    : machine_(machine), wire_(*machine.wire()), what_(what), subject_(hash_name(what)) {
+    : machine_(machine),
+      wire_(*machine.wire()),
+      what_(what),
+      subject_(hash_name(what)),
+      begun_(wire_.size(), wire_.rank()) {
   ways_.resize(static_cast<size_t>(size()));
   for (int r = 0; r < size(); ++r) {
     if (r == rank() || (r != 0 && rank() != 0)) continue;
@@ -26,9 +31,10 @@ WirePeers::WirePeers(Machine& machine, std::string_view what)
   machine_.team().wait_idle();
   machine_.ear()->listen(this, [this] { machine_.transport().reset(); });
   try {
-    within(kSecondsToMeet, true, [&] {
+    const double patience = machine.world()->patience;
+    within(patience > 0 ? patience : kSecondsToMeet, true, [&] {
       wire_.tell({.kind = Notice::kBegun, .subject = subject_});
-      if (!begun_.wait(static_cast<uint32_t>(size() - 1), this)) throw Aborted{};
+      if (!begun_.wait(this)) throw Aborted{};
     });
   } catch (...) {
     machine_.ear()->listen(nullptr);
@@ -101,8 +107,8 @@ std::string WirePeers::spread(const std::string& rank_0s) {
 }
 
 void WirePeers::hear(const Notice& notice) noexcept {
-  if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.advance(1);
-  if (notice.kind == Notice::kAt) return;
+  if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.add(notice.rank);
+  if (notice.kind >= Notice::kAt && notice.kind <= Notice::kMoves) return;
   end(error_of(notice, rank()));
 }
 
@@ -110,9 +116,15 @@ void WirePeers::hear(const Notice& notice) noexcept {
 void WirePeers::look() {
   try {
     if (cancellable_now_) Watch::look();
-    if (std::chrono::steady_clock::now() > until_)
-      end(error(Code::kDeadlineExceeded, "the other ranks do not {} with this one, or one of them does not answer",
+    if (std::chrono::steady_clock::now() <= until_) return;
+    const std::vector<int32_t> late = begun_.late();
+    if (late.empty())
+      end(error(Code::kDeadlineExceeded, "one of the other ranks does not answer, with which this one wants to {}",
                 what_));
+    else
+      end(error(Code::kDeadlineExceeded, "{} {} not begun to {}, as rank {} has", numbers(late, "rank", "ranks"),
+                late.size() == 1 ? "has" : "have", what_, rank())
+              .at_rank(late[0]));
   } catch (const Stopped& stopped) {
     end(stopped.error());
   }

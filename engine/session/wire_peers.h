@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/peers.h"
+#include "run/beginners.h"
 #include "run/machine.h"
 
 namespace whale {
@@ -45,7 +46,7 @@ class WirePeers final : public Peers, private Ear::Listener, private Lookout {
   const std::string_view what_;
   const uint64_t subject_;
   std::vector<Way> ways_;
-  Counter begun_;
+  Beginners begun_;
   bool cancellable_ = true;
   std::chrono::steady_clock::time_point until_ = {};  // of this call, as the next
   bool cancellable_now_ = true;

@@ -93,7 +93,11 @@ struct News {
 // Sessions keep the store and their wire, and those the post, for longer than this.
 class ProcessWorlds final : public Worlds {
  public:
-  explicit ProcessWorlds(const ProcessOptions& options) : rank_(options.rank), size_(options.size) {
+  explicit ProcessWorlds(const ProcessOptions& options)
+      : rank_(options.rank),
+        size_(options.size),
+        warns_after_(options.timeout_seconds),
+        patience_(options.run_timeout_seconds) {
     const auto news = std::make_shared<News>();
     const std::shared_ptr<MeetingStore> meeting =
         meet({options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
@@ -144,11 +148,12 @@ class ProcessWorlds final : public Worlds {
   int size() const override { return size_; }
   World next() override {
     const std::lock_guard lock(mutex_);
-    return {store_, post_->next_wire(), {}, sessions_++};
+    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_};
   }
 
  private:
   const int rank_, size_;
+  const double warns_after_, patience_;
   std::mutex mutex_;
   uint64_t sessions_ = 0;
   std::shared_ptr<Store> store_;

@@ -14,6 +14,7 @@ struct ProcessOptions {
   uint16_t port = 0;
   std::string token;
   double timeout_seconds = 30;
+  double run_timeout_seconds = 0;  // World::patience
   std::string folder;  // where libwhale_ucx.so is
 };
 

@@ -30,6 +30,8 @@ struct World {
   std::shared_ptr<Wire> wire;
   std::vector<int32_t> ranks = {};  // of each device of the plan, once it is known
   uint64_t number = 0;              // of the session, among those of its rank
+  // Seconds for which nothing moves in a run, until that is warned of, and until it ends. 0: for ever.
+  double warns_after = 0, patience = 0;
 
   int rank() const { return wire->rank(); }
   int size() const { return wire->size(); }

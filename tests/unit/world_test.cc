@@ -154,6 +154,26 @@ std::vector<std::vector<char>> results(Case c, const std::vector<Transport*>& tr
   return all;
 }
 
+// Messages do not arrive where it is cut; notices do.
+class CutCourier final : public Courier {
+ public:
+  CutCourier(std::unique_ptr<Courier> inner, Receiver& receiver, const std::atomic<bool>& cut)
+      : inner_(std::move(inner)), receiver_(receiver), cut_(cut) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) override {
+    const bool message = head.kind == LetterHead::kMessage || head.kind == LetterHead::kLent;
+    if (!cut_ || !message) return inner_->send(to, head, body, bytes, ticket);
+    if (ticket.thing != nullptr) receiver_.sent(ticket);
+  }
+  void give_up(int rank) override { inner_->give_up(rank); }
+
+ private:
+  std::unique_ptr<Courier> inner_;
+  Receiver& receiver_;
+  const std::atomic<bool>& cut_;
+};
+
 // ---- sessions -----------------------------------------------------------------------------------------------------
 struct Ranks {
   size_t running = SIZE_MAX;  // of the ranks: those before it make steps
@@ -213,6 +233,19 @@ struct Ranks {
       }
     }
     return ends;
+  }
+
+  // A step of one rank alone, by which it catches up.
+  std::optional<Error> step_of(size_t rank, const Plan& plan, float scale) {
+    std::vector<std::unique_ptr<Session>> others(sessions.size());
+    std::swap(others, sessions);
+    sessions[0] = std::move(others[rank]);
+    const size_t before = std::exchange(running, 1);
+    const auto end = step(plan, std::vector<float>(sessions.size(), scale))[0];
+    running = before;
+    others[rank] = std::move(sessions[0]);
+    std::swap(others, sessions);
+    return end;
   }
 
   // All values that any rank holds, in the order of ranks and variables.
@@ -515,6 +548,83 @@ TEST_CASE("when a rank is lost, what all others wait for is said in the words of
   CHECK(record["queues"][1]["queue"] == "replica");
   CHECK((last["op"] == "all_reduce" && last["step"] == 1 && last["seconds"].is_null()));
   CHECK(last["devices"] == std::vector<int>{0, 1, 2, 3});
+}
+
+TEST_CASE("a rank that is there and begins no step ends it for the others, and the next steps meet") {
+  CompileOptions options;
+  options.strategy = "replica";
+  const Plan plan = compile(small::mlp(12).g, parse_devices("ref:3"), options);
+  std::vector<World> worlds = make_inproc_worlds(3);
+  for (World& world : worlds) world.warns_after = 0.2, world.patience = 0.4;
+  std::mutex mutex;
+  std::vector<std::string> warnings;
+  SessionOptions warned;
+  warned.warn = [&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    warnings.push_back(text);
+  };
+  Ranks ranks({plan, plan, plan}, warned, worlds);
+  REQUIRE_FALSE(ranks.errors[0]);
+  for (const auto& end : ranks.step(plan, {1, 1, 1})) REQUIRE_FALSE(end);
+  const std::vector<float> before = ranks.values();
+  ranks.running = 2;
+  const auto ends = ranks.step(plan, {1, 1, 1});
+  for (size_t r = 0; r < 2; ++r) {
+    REQUIRE(ends[r]);
+    CAPTURE(ends[r]->message());
+    CHECK(ends[r]->code() == Code::kDeadlineExceeded);
+    CHECK(ends[r]->where().rank == 2);
+    CHECK(ends[r]->damage() == Damage::kStep);
+    CHECK(has(ends[r]->message(), "rank 2 has not begun step 1, which rank "));
+    CHECK(has(ends[r]->message(),
+              "; in step 1 ranks 0,1 wait for all_reduce of loss and 3 more (backward) among ranks "));
+  }
+  CHECK(ranks.values() == before);
+  REQUIRE_FALSE(warnings.empty());
+  CHECK(has(warnings[0], "rank 2 has not begun step 1, which rank "));
+  // The late one hears of it, whenever it comes.
+  ranks.running = SIZE_MAX;
+  const auto late = ranks.step_of(2, plan, 1);
+  REQUIRE(late);
+  CHECK(late->code() == Code::kDeadlineExceeded);
+  CHECK(late->where().rank == 2);
+  CHECK(ranks.values() == before);
+  Ranks others({plan, plan, plan});
+  for (int step = 0; step < 2; ++step)
+    for (const auto& end : others.step(plan, {1, 1, 1})) REQUIRE_FALSE(end);
+  for (const auto& end : ranks.step(plan, {1, 1, 1})) CHECK_FALSE(end);
+  CHECK(ranks.values() == others.values());
+}
+
+TEST_CASE("what is sent and does not arrive ends the step, with what all wait for") {
+  const Plan plan = plan_of("replica", "ref:2");
+  std::atomic<bool> cut{false};
+  std::vector<World> worlds;
+  std::vector<std::shared_ptr<Post>> posts;
+  const auto store = make_inproc_store();
+  for (const MakeCourier& make : make_inproc_couriers(2)) {
+    posts.push_back(Post::open(2, [&](Courier::Receiver& receiver) -> std::unique_ptr<Courier> {
+      return std::make_unique<CutCourier>(make(receiver), receiver, cut);
+    }));
+    worlds.push_back({store, posts.back()->next_wire()});
+    worlds.back().patience = 0.4;
+  }
+  Ranks ranks({plan, plan}, {}, worlds);
+  REQUIRE_FALSE(ranks.errors[0]);
+  for (const auto& end : ranks.step(plan, {1, 1})) REQUIRE_FALSE(end);
+  const std::vector<float> before = ranks.values();
+  cut = true;
+  for (const auto& end : ranks.step(plan, {1, 1})) {
+    REQUIRE(end);
+    CAPTURE(end->message());
+    CHECK(end->code() == Code::kDeadlineExceeded);
+    CHECK(has(end->message(), "nothing has moved in step 1 for 0.4"));
+    CHECK(
+        has(end->message(), "; in step 1 ranks 0,1 wait for all_reduce of loss and 3 more (backward) among ranks 0,1"));
+  }
+  CHECK(ranks.values() == before);
+  cut = false;
+  for (const auto& end : ranks.step(plan, {1, 1})) CHECK_FALSE(end);
 }
 
 TEST_CASE("ranks train what one process trains, bit by bit") {

@@ -33,6 +33,8 @@ def at(here):
         file.write(str(time.monotonic()))
     if fault == "exception":
         raise ValueError("user code throws")
+    if fault == "hang":
+        time.sleep(1000)
     if fault in ("kill", "stop"):
         os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 
@@ -85,7 +87,8 @@ print("nothing told", flush=True)
 
 TABLE = [("kill", "rendezvous"), ("stop", "rendezvous"), ("token", "rendezvous"), ("exception", "rendezvous"), ("plan", "first step"), ("kill", "first step"),
          ("stop", "first step"), ("exception", "first step"), ("kill", "steps"), ("stop", "steps"), ("exception", "steps"), ("shape", "steps"), ("kill", "save"),
-         ("stop", "save"), ("exception", "save"), ("kill", "forward"), ("kill", "backward"), ("kill", "update"), ("stop", "backward")]
+         ("stop", "save"), ("exception", "save"), ("kill", "forward"), ("kill", "backward"), ("kill", "update"), ("stop", "backward"),
+         ("hang", "first step"), ("hang", "steps"), ("hang", "save")]
 # WHALE_TIMEOUT of the ranks, and a file that gets a line for each row: how many seconds after the fault the last rank was told.
 TIMEOUT, TIMES = os.environ.get("WHALE_FAULT_TIMEOUT", "2"), os.environ.get("WHALE_FAULT_TIMES")
 
@@ -99,7 +102,7 @@ def left():
 def test_every_survivor_is_told_which_rank_it_was(fault, point, victim, tmp_path):
     port, before = free_port(), left()
     env = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WHALE_JOB_TOKEN": "secret", "WHALE_TIMEOUT": TIMEOUT,
-           "WHALE_FLIGHT_RECORDER": str(tmp_path / "records")}
+           "WHALE_FLIGHT_RECORDER": str(tmp_path / "records"), **({"WHALE_RUN_TIMEOUT": TIMEOUT} if fault == "hang" else {})}
     ranks = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(victim), point, fault, str(tmp_path / "c")], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True) for r in range(3)]
     try:
@@ -115,7 +118,9 @@ def test_every_survivor_is_told_which_rank_it_was(fault, point, victim, tmp_path
         assert line.split()[2] == str(victim) or f"rank {victim}" in line, line
         if point == "steps" and fault in ("kill", "stop"):
             assert re.search(r"; in step \d+ ranks? \d[^;]* ((wait|waits) for|is|are) \w", line), line
-        if point == "steps" and fault == "stop":  # they had the time to come to what they wait for
+        if fault == "hang":
+            assert line.split()[1] == "DeadlineExceeded" and re.search(rf"rank {victim} has not begun (step \d+, which|to save, as)", line), line
+        if point == "steps" and fault in ("stop", "hang"):  # they had the time to come to what they wait for
             assert re.search(r"; in step \d+ ranks \d,\d wait for all_reduce of \w+ in replica \(forward\) among ranks 0-2", line), line
     if point == "steps" and fault in ("kill", "stop"):
         files = sorted((tmp_path / "records").iterdir())

@@ -249,3 +249,63 @@ def test_a_job_of_several_ranks_loads_what_one_process_saved_and_saves_over_it(t
     with wh.plan(graph(), devices="ref:2").start() as job:
         job.load(tmp_path)
         assert job.step(x=X[1], y=Y[1]) == expected
+
+
+def test_what_one_rank_refuses_before_the_call_is_told_to_the_others_and_the_next_calls_meet():
+    refused = [lambda job: job.step(x=X[0].astype(complex), y=Y[0]), lambda job: job.step(x=X[0], y=Y[0], z=Y[0]), lambda job: job.step(["nothing"], x=X[0], y=Y[0]),
+               lambda job: job.step(3, x=X[0], y=Y[0]), lambda job: job.step(x=object(), y=Y[0]), lambda job: job.refuse(OSError("the disk is gone"))]
+
+    def run(world):
+        told = []
+        with wh.plan(graph(), devices="ref:2", world=world).start(seed=3) as job:
+            for call in refused:
+                try:
+                    call(job) if world.rank == 1 else job.step(x=X[0], y=Y[0])
+                except (wh.WhaleError, TypeError) as error:
+                    told.append(error)
+            for call in (lambda: job.read(7), lambda: job.save(7)):
+                try:
+                    call() if world.rank == 1 else job.read(job.variables()[0].name)
+                except (wh.WhaleError, TypeError) as error:
+                    told.append(error)
+            return told, [job.step(x=x, y=y) for x, y in zip(X, Y)]
+
+    (theirs, losses), (mine, same) = on_each(wh.worlds(2), run)
+    assert len(theirs) == 8 and all(error.rank == 1 for error in theirs), theirs
+    assert len(mine) == 7
+    assert "rank 1: OSError: the disk is gone" in str(theirs[5]) and theirs[5].code == "ABORTED"
+    assert "nothing" in str(theirs[2]) and theirs[2].code == "INVALID_ARGUMENT"
+    with wh.plan(graph(), devices="ref:2").start(seed=3) as job:
+        assert losses == same == [job.step(x=x, y=y) for x, y in zip(X, Y)]
+
+
+def test_a_sample_that_one_rank_cannot_read_ends_the_step_of_all():
+    class Broken:
+        def __init__(self, data, at):
+            self.data, self.at = data, at
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, index):
+            if index == self.at:
+                raise OSError("a bad block")
+            return self.data[index]
+
+    x, y = X.reshape(48, 5), Y.reshape(48)
+
+    def run(world):
+        with wh.plan(graph(), devices="ref:2", world=world).start(seed=3) as job:
+            with wh.data.Loader({"x": Broken(x, 20), "y": y}, 12, job=job, shuffle=False) as loader:
+                losses = []
+                try:
+                    for batch in loader:
+                        losses.append(job.step(**batch))
+                except wh.WhaleError as error:
+                    return losses, error, job.step(x=X[0], y=Y[0])
+
+    (some, one, after), (same, other, then) = on_each(wh.worlds(2), run)
+    assert some == same and len(some) == 1 and after == then
+    (reads, told) = (one, other) if isinstance(one, wh.data.SampleError) else (other, one)
+    assert reads.index == 20 and not isinstance(told, wh.data.SampleError)
+    assert told.rank == (0 if reads is one else 1) and "sample 20 of the dataset could not be read: OSError: a bad block" in str(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -9,12 +10,12 @@ import os
 import warnings
 import weakref
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from . import _abi, arguments, records, renamed
-from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, check, encoded, engine, interruptible, lib, make, string,
+from ._library import (FailedPrecondition, Handle, InvalidArgument, NotFound, WhaleError, check, encoded, engine, interruptible, lib, make, string,
                        take_bytes, take_text, text_of)
 from .arrays import fit, numpy_of, view, widened
 from .dtypes import DType, as_dtype
@@ -368,30 +369,49 @@ class Job:
         """Bytes that the job has taken on one device of the plan; gradients and inputs are those of the last run."""
         return records.memory("session", self._handle.pointer, arguments.integer("device", device, 0))
 
-    def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str], finish) -> Any:
+    def refuse(self, error: BaseException) -> None:
+        """Instead of the next call that all ranks of a world make (step, eval, read, save, load), where this one cannot make it: the others'
+        call ends with ``error``'s words and this rank, and the calls behind it meet as ever. What these calls raise themselves, and a
+        ``whale.data.Loader`` of this job, the others have been told already. Without other ranks it does nothing."""
+        code = getattr(_abi, f"WHALE_{getattr(error, 'code', '')}", _abi.WHALE_ABORTED)
+        text = str(error) if isinstance(error, WhaleError) else f"{type(error).__name__}: {error}"
+        check(lib.whale_session_refuse(self._handle.pointer, code, string(text)))
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What is raised inside, before libwhale's call, is told to the other ranks, which make that call."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(WhaleError):  # closed, or at work: nobody waits for this call
+                self.refuse(error)
+            raise
+
+    def _run(self, entry: str, function, feeds: Mapping[str, Any], fetch: Sequence[str] | None, finish) -> Any:
         """Runs an entry; returns finish({name: array})."""
-        expected = self._inputs.get(entry)
-        if expected is None:
-            raise FailedPrecondition(f"this plan has no '{entry}' entry: the graph does not call minimize()", "FAILED_PRECONDITION")
-        unknown = [name for name in feeds if name not in expected]
-        if unknown:
-            raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
-                                  "INVALID_ARGUMENT")
-        feeds, batch = gathered(feeds, self._batch_dims)
-        if batch is not None:
-            function = functools.partial(_run_slices, _abi.WHALE_RUN_STEP if entry == "train" else _abi.WHALE_RUN_EVAL, batch)
-        tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
-        numbers, fetched = self._numbers[entry]
-        for name in fetch:
-            if name not in fetched:
-                raise InvalidArgument(f"there is no output '{arguments.brief(name)}'; the plan has: {', '.join(fetched)}. Others are fetched by "
-                                      "naming them when the plan is made", "INVALID_ARGUMENT")
-        inputs = (c_int32 * max(1, len(feeds)))(*(numbers[name] for name in feeds))
-        given = (c_void_p * max(1, len(feeds)))(*(tensor.pointer for tensor in tensors))
-        wanted = (c_int32 * max(1, len(fetch)))(*(fetched[name] for name in fetch))
-        outputs = (c_void_p * max(1, len(fetch)))()
-        if self._beside_now is not None and not self._beside_now.done():  # `iteration` would wait for it
-            raise FailedPrecondition("a save or a load of this job is under way; ask its future for the result first", "FAILED_PRECONDITION")
+        with self._telling():
+            expected = self._inputs.get(entry)
+            if expected is None:
+                raise FailedPrecondition(f"this plan has no '{entry}' entry: the graph does not call minimize()", "FAILED_PRECONDITION")
+            unknown = [name for name in feeds if name not in expected]
+            if unknown:
+                raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
+                                      "INVALID_ARGUMENT")
+            feeds, batch = gathered(feeds, self._batch_dims)
+            if batch is not None:
+                function = functools.partial(_run_slices, _abi.WHALE_RUN_STEP if entry == "train" else _abi.WHALE_RUN_EVAL, batch)
+            tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
+            numbers, fetched = self._numbers[entry]
+            for name in fetch:
+                if name not in fetched:
+                    raise InvalidArgument(f"there is no output '{arguments.brief(name)}'; the plan has: {', '.join(fetched)}. Others are fetched by "
+                                          "naming them when the plan is made", "INVALID_ARGUMENT")
+            inputs = (c_int32 * max(1, len(feeds)))(*(numbers[name] for name in feeds))
+            given = (c_void_p * max(1, len(feeds)))(*(tensor.pointer for tensor in tensors))
+            wanted = (c_int32 * max(1, len(fetch)))(*(fetched[name] for name in fetch))
+            outputs = (c_void_p * max(1, len(fetch)))()
+            if self._beside_now is not None and not self._beside_now.done():  # `iteration` would wait for it
+                raise FailedPrecondition("a save or a load of this job is under way; ask its future for the result first", "FAILED_PRECONDITION")
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
         before, event, done = self.iteration, c_void_p(), c_int32(0)
         try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
@@ -433,7 +453,8 @@ class Job:
 
         With ``fetch``, returns ``(loss, {name: array})``: graph outputs and names given to ``whale.plan(fetch=...)``, whole batch, in
         sample order; what a plan computes in bfloat16 comes as float32."""
-        fetch = arguments.names("fetch", fetch)
+        with self._telling():
+            fetch = arguments.names("fetch", fetch)
 
         def finish(values: dict[str, np.ndarray]) -> Any:
             loss = float(np.asarray(values["loss"], np.float64))
@@ -450,7 +471,8 @@ class Job:
             fetch = self._outputs.get("eval", [])
             if len(inputs) < len(self._inputs.get("eval", {})):
                 fetch = [name for name in fetch if name != "loss"]
-        fetch = arguments.names("fetch", fetch)
+        with self._telling():
+            fetch = arguments.names("fetch", fetch)
         return self._run("eval", lib.whale_session_eval, inputs, fetch, lambda values: values)
 
     def slices(self, batch: int | None = None, *, run: str = "train") -> dict[str, list[tuple[slice, ...]]]:
@@ -482,8 +504,9 @@ class Job:
 
         ``copy``: which of the copies that the devices hold, for checking that they agree; ``variables()`` lists the devices that
         each is read from. InvalidArgument when there is no such copy. In a world all ranks read alike, and every one gets the whole."""
-        return numpy_of(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, string(arguments.text("name", name)),
-                             c_int64(arguments.integer("copy", copy, 0))))
+        with self._telling():
+            wanted, number = string(arguments.text("name", name)), c_int64(arguments.integer("copy", copy, 0))
+        return numpy_of(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, wanted, number))
 
     def write(self, name: str, value: Any) -> None:
         """Replaces a variable on every device."""
@@ -542,12 +565,16 @@ class Job:
         In a world all ranks save alike, into one directory that all of them see; each writes files of its own beside one ``whale.json``, and
         any plan of any number of ranks loads them. What fails on one rank is raised on all, with its ``rank``.
         """
-        check(lib.whale_session_save(self._handle.pointer, string(_target(directory))))
+        with self._telling():
+            path = string(_target(directory))
+        check(lib.whale_session_save(self._handle.pointer, path))
 
     def save_async(self, directory: str | os.PathLike) -> Future[None]:
         """``save`` to ``directory`` beside the caller. Until it has ended a step, an evaluation, ``prepare``, a save or a load of this job is FailedPrecondition;
         what reads or writes variables and counters waits for it, ``close`` too. Cancelled it leaves the previous checkpoint."""
-        return self._beside(lib.whale_session_save_async, _target(directory), lambda _: None)
+        with self._telling():
+            path = _target(directory)
+        return self._beside(lib.whale_session_save_async, path, lambda _: None)
 
     def _beside(self, function, path: str, finish) -> Future:
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
@@ -565,13 +592,16 @@ class Job:
         halves, load into whole ones and the other way round, to the bit. In a world all ranks load alike, each what its devices need; what fails
         on one is raised on all, and leaves them as they were.
         """
-        path = arguments.path("directory", directory)
+        with self._telling():
+            path = arguments.path("directory", directory)
         check(lib.whale_session_load(self._handle.pointer, string(path)))
         self._warn_of_loaded(path)
 
     def load_async(self, directory: str | os.PathLike) -> Future[None]:
         """``load`` from ``directory`` beside the caller, as ``save_async``. Cancelled it leaves the job as it was. ``result()`` gives the warnings."""
-        path, me = arguments.path("directory", directory), weakref.ref(self)
+        with self._telling():
+            path = arguments.path("directory", directory)
+        me = weakref.ref(self)
 
         def finish(_: Handle) -> None:
             job = me()

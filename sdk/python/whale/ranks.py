@@ -55,14 +55,16 @@ def worlds(ranks: int) -> list[World]:
     return [World(Handle(pointer, "whale_world_release")) for pointer in out]
 
 
-def world(rank: int | None = None, size: int | None = None, *, address: str = "", port: int = 0, token: str = "", timeout: float = 0) -> World:
+def world(rank: int | None = None, size: int | None = None, *, address: str = "", port: int = 0, token: str = "", timeout: float = 0, run_timeout: float = 0) -> World:
     """This process among those of its job, which all call it: ``world = wh.world()`` and ``wh.plan(graph, world=world)`` make a program of one
     process one of many. Waits until all are there.
 
     Without arguments, as its launcher says in the environment: ``whale launch``, torchrun's variables, srun, mpirun; with none, it is alone.
     rank, size: of this process, where the environment does not say them. address, port: of rank 0's host, which listens there and nowhere
     else; default address: 127.0.0.1. token: a secret of the job, default: WHALE_JOB_TOKEN. timeout: seconds until a process that does not
-    come, or is silent, is given up; default: WHALE_TIMEOUT, or 30.
+    come, or is silent, is given up; default: WHALE_TIMEOUT, or 30. run_timeout: seconds for which nothing moves in a step (or evaluation,
+    read, save), and no rank is at work, until it ends with DeadlineExceeded: a rank is there and has not called it, or what was sent does not
+    arrive; default: WHALE_RUN_TIMEOUT, or 600.
 
     Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, or two of one rank),
     Unavailable (no address to listen on, no UCX) and InvalidArgument."""
@@ -70,7 +72,7 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
         raise InvalidArgument("rank and size: give both, or none for what the environment says")
     place, secret = string(address), string(token)
     options = _abi.whale_world_options(sizeof(_abi.whale_world_options), arguments.integer("rank", rank or 0, 0, 65535),
-                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, timeout)
+                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, timeout, run_timeout_seconds=run_timeout)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel = cancel.pointer
     return World(interruptible(lambda: make("whale_world_release", lib.whale_world_create, engine(), byref(options)), cancel.pointer))

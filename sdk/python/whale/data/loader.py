@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -59,6 +60,7 @@ class Loader:
         self._prefetch = arguments.integer("prefetch", prefetch, 0, 2**16)
         self._batches = _Batches(dataset, arguments.integer("batch", batch, 1), job, arguments.flag("shuffle", shuffle),
                                  arguments.flag("drop_last", drop_last), arguments.names("names", names))
+        self._job = (lambda: None) if job is None else weakref.ref(job)
         self._at = (0, 0)  # epoch, batch of it: the next one to give
         self._reader: _Reader | None = None
         self._end_reader = lambda: None
@@ -76,19 +78,27 @@ class Loader:
             raise FailedPrecondition("this loader is closed", "FAILED_PRECONDITION")
         if self._epochs is not None and self._at[0] >= self._epochs:
             raise StopIteration
-        if self._prefetch == 0:
-            batch = self._batches.read(self._seed, *self._at)
-        else:
-            if self._reader is None:
-                self._reader = _Reader(self._batches, self._seed, self._at, self._epochs, self._prefetch)
-                self._end_reader = weakref.finalize(self, self._reader.stop)
-            try:
-                batch = self._reader.take()
-            except BaseException:  # also Ctrl-C: what was read ahead is read again
-                self._stop()
-                raise
+        try:
+            batch = self._next()
+        except Exception as error:
+            if (job := self._job()) is not None:  # the other ranks' step waits for this one
+                with contextlib.suppress(WhaleError):
+                    job.refuse(error)
+            raise
         self._at = self._batches.after(*self._at)
         return batch
+
+    def _next(self) -> dict[str, Any]:
+        if self._prefetch == 0:
+            return self._batches.read(self._seed, *self._at)
+        if self._reader is None:
+            self._reader = _Reader(self._batches, self._seed, self._at, self._epochs, self._prefetch)
+            self._end_reader = weakref.finalize(self, self._reader.stop)
+        try:
+            return self._reader.take()
+        except BaseException:  # also Ctrl-C: what was read ahead is read again
+            self._stop()
+            raise
 
     def state(self) -> dict[str, int]:
         """Where it is: what ``load_state`` takes, on any number of ranks, to go on with the batch behind the one that was given last. It is small,
