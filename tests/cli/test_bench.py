@@ -32,15 +32,15 @@ def test_hidden_is_what_the_rank_computes_meanwhile():
     found = load(PROGRAM).collectives([
         *queues, record(0, "matmul", 0, 10), record(0, "adam", 9, 20, "update"), record(0, "all_reduce", 20, 21),  # on the queue itself: not hidden
         record(1, "all_reduce", 8, 13), record(1, "all_reduce", 18, 34), record(1, "all_reduce", 2, 3, "forward"), record(1, "vote", 14, 15, "update")])
-    assert [(c["phase"], c["ms"], c["hidden"], c["behind_backward"]) for c in found] == [
-        ("forward", 1, 1, 1), ("backward", 5, 5, 2), ("backward", 16, 2, 0), ("backward", 1, 0, 0)]
+    assert [(c["phase"], c["ms"], c["hidden"], c["behind_backward"], c["in_backward"]) for c in found] == [
+        ("forward", 1, 1, 1, 1), ("backward", 5, 5, 2, 2), ("backward", 16, 2, 0, 0), ("backward", 1, 0, 0, 0)]
 
 
 def test_hidden_shares_are_of_all_ranks_or_of_the_one_that_came_last():
-    made = lambda *rows: [dict(phase=phase, ms=ms, hidden=hidden, behind_backward=behind) for phase, ms, hidden, behind in rows]
-    shares = load(PROGRAM.parent / "bench").hidden_shares([[made(("forward", 8, 0, 0), ("backward", 6, 3, 1), ("backward", 2, 2, 0))],
-                                                           [made(("forward", 1, 1, 0), ("backward", 2, 1, 1), ("backward", 6, 2, 1))]])
-    assert list(shares.values()) == [9 / 25, 8 / 16, 3 / 16, 3 / 4]
+    made = lambda *rows: [dict(phase=phase, ms=ms, hidden=hidden, behind_backward=behind, in_backward=inside) for phase, ms, hidden, behind, inside in rows]
+    shares = load(PROGRAM.parent / "bench").hidden_shares([[made(("forward", 8, 0, 0, 8), ("backward", 6, 3, 1, 5), ("backward", 2, 2, 0, 1))],
+                                                           [made(("forward", 1, 1, 0, 1), ("backward", 2, 1, 1, 2), ("backward", 6, 2, 1, 0))]])
+    assert list(shares.values()) == [9 / 25, 8 / 16, 3 / 16, 8 / 16, 3 / 4]
 
 
 @pytest.mark.skipif(not (pathlib.Path(WHALE).parents[2] / "capi" / "libwhale_ucx.so").exists(), reason="built without UCX")
