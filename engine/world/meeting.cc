@@ -37,6 +37,7 @@ constexpr uint32_t kMostBytes = 16u << 20;               // of a frame
 constexpr size_t kMostAtOnce = kMostBytes + (1u << 20);  // that is read before it is looked at
 constexpr size_t kMostStrangers = 64;  // connections that have not said the token yet; or twice the ranks
 constexpr double kStrangerSeconds = 5;
+constexpr size_t kMostFarewellBytes = 2000;
 constexpr double kFarewellSeconds = 2;  // that rank 0 stays for those who have not left
 
 // What a connection begins with.
@@ -49,11 +50,18 @@ struct Hello {
 enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kLater, kValue, kAbsent, kLost, kLeft };
 
 // A frame is a length, a Say, two numbers, and a text; of kPut the text is the key and, `b` bytes behind it, the value.
+// kBye and kAbsent have the text of why a rank has left, if it said it, and `b` the rank at fault, from 1.
 struct FrameHead {
   uint32_t bytes = 0;  // of the text
   uint32_t a = 0, b = 0;
   Say say = Say::kHere;
   uint8_t unused[3] = {};
+};
+
+// Why a rank has left.
+struct Farewell {
+  uint32_t at_fault = 0;  // a rank, from 1; 0: none
+  std::string why = {};   // empty: it was through
 };
 
 std::string frame(Say say, uint32_t a = 0, uint32_t b = 0, std::string_view text = {}) {
@@ -142,7 +150,8 @@ class Host {
       : options_(options),
         listener_(listen_on(options.address, options.port)),
         there_(static_cast<size_t>(options.size)),
-        left_(there_) {
+        left_(there_),
+        farewells_(there_.size()) {
     thread_ = quiet_thread([this] { loop(); });
   }
   ~Host() {
@@ -186,7 +195,7 @@ class Host {
       std::erase_if(connections_, [](const auto& c) { return c->cut; });
     }
     for (const auto& c : connections_)
-      if (c->rank > 0) c->out += frame(Say::kBye), flush(*c);
+      if (c->rank > 0) c->out += frame(Say::kBye, 0, farewells_[0].at_fault, farewells_[0].why), flush(*c);
   }
 
   // What others ask for last, such as why a session was not opened, is still answered.
@@ -269,9 +278,14 @@ class Host {
     for (const auto& c : connections_)
       for (auto& [key, questions] : c->asked)
         std::erase_if(questions, [&](const Question& q) {
-          if (q.from == rank) c->out += frame(Say::kAbsent, q.id);
+          if (q.from == rank) c->out += absent(q.id, rank);
           return q.from == rank;
         });
+  }
+
+  std::string absent(uint32_t question, int rank) const {
+    const Farewell& farewell = farewells_[static_cast<size_t>(rank)];
+    return frame(Say::kAbsent, question, farewell.at_fault, farewell.why);
   }
 
   static void later(Connection& c) {
@@ -301,12 +315,13 @@ class Host {
         if (const auto at = values_.find(text); at != values_.end())
           c.out += frame(Say::kValue, head.a, 0, at->second);
         else if (head.b < left_.size() && left_[head.b])
-          c.out += frame(Say::kAbsent, head.a);
+          c.out += absent(head.a, static_cast<int>(head.b));
         else
           c.asked[text].push_back({head.a, static_cast<int>(head.b)});
         break;
       case Say::kBye:
         c.left = c.cut = true;
+        farewells_[static_cast<size_t>(c.rank)] = {head.b, text};
         leaves(c.rank);
         for (const auto& other : connections_)
           if (other->rank >= 0) other->out += frame(Say::kLeft, static_cast<uint32_t>(c.rank));
@@ -358,6 +373,7 @@ class Host {
   Bell bell_;
   Socket listener_;
   std::vector<bool> there_, left_;  // ranks
+  std::vector<Farewell> farewells_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::string, std::string> values_;
   std::map<int, std::string> lost_;
@@ -392,7 +408,7 @@ class Meeting final : public MeetingStore {
     quit_ = true;
     bell_.ring();
     thread_.join();
-    const std::string bye = frame(Say::kBye);
+    const std::string bye = frame(Say::kBye, 0, farewell_.at_fault, farewell_.why);
     write_all(socket_.fd(), bye.data(), bye.size(), 1);
   }
 
@@ -410,10 +426,11 @@ class Meeting final : public MeetingStore {
     watched_wait(changed_, lock, timeout_seconds,
                  [&] { return answers_.contains(id) || over_ || deaf_ || lost_.contains(0); });
     if (auto node = answers_.extract(id)) {
-      if (node.mapped()) return std::move(*node.mapped());
+      Answer& answer = node.mapped();
+      if (answer.value) return std::move(*answer.value);
       if (const auto lost = lost_.find(from); lost != lost_.end())
         throw error(Code::kUnavailable, "{}", lost->second).at_rank(from);
-      throw error(Code::kUnavailable, "rank {} has left the meeting of the ranks", from).at_rank(from);
+      throw has_left_us(from, answer.farewell);
     }
     if (!lost_.empty()) throw error(Code::kUnavailable, "{}", lost_.begin()->second).at_rank(lost_.begin()->first);
     const bool over = over_ || deaf_;
@@ -427,6 +444,9 @@ class Meeting final : public MeetingStore {
     doubts_.emplace(rank, Doubt{why, Clock::now()});
     return true;
   }
+  void leaves_for(const Error& why) override {
+    farewell_ = {static_cast<uint32_t>(why.where().rank + 1), why.message().substr(0, kMostFarewellBytes)};
+  }
   bool has_left(int rank) override {
     const std::lock_guard lock(mutex_);
     return left_.contains(rank) || (rank == 0 && over_);
@@ -436,9 +456,13 @@ class Meeting final : public MeetingStore {
   Error is_over() {
     const std::lock_guard lock(mutex_);
     const auto lost = lost_.find(0);
-    return error(Code::kUnavailable, "{}",
-                 lost == lost_.end() ? "rank 0 has left the meeting of the ranks" : lost->second.c_str())
-        .at_rank(0);
+    return lost == lost_.end() ? has_left_us(0, rank_0s_) : error(Code::kUnavailable, "{}", lost->second).at_rank(0);
+  }
+  Error has_left_us(int rank, const Farewell& farewell) const {
+    const std::string why = farewell.why.empty() ? "" : ": " + farewell.why;
+    const bool other = farewell.at_fault > 0 && farewell.at_fault <= static_cast<uint32_t>(options_.size);
+    return error(Code::kUnavailable, "rank {} has left the meeting of the ranks{}", rank, why)
+        .at_rank(other ? static_cast<int>(farewell.at_fault) - 1 : rank);
   }
   [[noreturn]] void refused() const {
     throw error(
@@ -551,8 +575,9 @@ class Meeting final : public MeetingStore {
     const bool cut_off = head.say == Say::kLost && head.a == static_cast<uint32_t>(options_.rank);
     if (head.say == Say::kLost) lose(static_cast<int>(head.a), text);
     const std::lock_guard lock(mutex_);
-    if (head.say == Say::kValue) answers_[head.a] = text;
-    if (head.say == Say::kAbsent) answers_[head.a] = std::nullopt;
+    if (head.say == Say::kValue) answers_[head.a] = {text, {}};
+    if (head.say == Say::kAbsent) answers_[head.a] = {std::nullopt, {head.b, text}};
+    if (head.say == Say::kBye) rank_0s_ = {head.b, text};
     if (head.say == Say::kLeft && head.a < static_cast<uint32_t>(options_.size)) left_.insert(static_cast<int>(head.a));
     if (head.say == Say::kBye || cut_off) over_ = true;
     changed_.notify_all();
@@ -577,7 +602,12 @@ class Meeting final : public MeetingStore {
   std::mutex mutex_;
   std::condition_variable changed_;
   uint32_t asked_ = 0;
-  std::map<uint32_t, std::optional<std::string>> answers_;  // by question; none: it will not come
+  struct Answer {
+    std::optional<std::string> value;  // none: it will not come, and why
+    Farewell farewell;
+  };
+  std::map<uint32_t, Answer> answers_;  // by question
+  Farewell rank_0s_, farewell_;         // and this one's
   std::map<int, std::string> lost_;
   std::set<int> left_;  // ranks that have said farewell
   struct Doubt {

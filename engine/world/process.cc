@@ -104,6 +104,26 @@ class ProcessWorlds final : public Worlds {
               fmt::format("host '{}', process {}", host_name(), getpid()),
               [news](int rank, const std::string& why) { news->lost(rank, why); }});
     store_ = meeting;
+    try {
+      open(options, meeting, *news);
+    } catch (const Error& e) {
+      meeting->leaves_for(e);
+      throw;
+    } catch (const Stopped& stopped) {
+      meeting->leaves_for(stopped.error());
+      throw;
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  World next() override {
+    const std::lock_guard lock(mutex_);
+    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_};
+  }
+
+ private:
+  void open(const ProcessOptions& options, const std::shared_ptr<MeetingStore>& meeting, News& news) {
     store_->put(key("host", rank_), host_identity());
     store_->put(key("memory", rank_), shown());
     // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the
@@ -141,17 +161,9 @@ class ProcessWorlds final : public Worlds {
     };
     const CourierEntry& library = courier_library(options.folder);
     post_ = Post::open(size_, [&](Courier::Receiver& receiver) { return library.create(courier, receiver); });
-    news->opened(post_);
+    news.opened(post_);
   }
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  World next() override {
-    const std::lock_guard lock(mutex_);
-    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_};
-  }
-
- private:
   const int rank_, size_;
   const double warns_after_, patience_;
   std::mutex mutex_;

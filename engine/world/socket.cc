@@ -117,10 +117,11 @@ Socket connect_to(const std::string& address, uint16_t port, double timeout_seco
     Watch::look();
     std::this_thread::sleep_for(pause);
   }
-  throw error(Code::kDeadlineExceeded,
-              "rank 0 is not reached at {}:{} in {} seconds ({}): is it started, and are address and port those of its "
-              "host?",
-              address, port, timeout_seconds, why)
+  throw error(
+      Code::kDeadlineExceeded,
+      "rank 0 is not reached at {}:{} in {:.3g} seconds ({}): is it started, and are address and port those of its "
+      "host?",
+      address, port, timeout_seconds, why)
       .at_rank(0);
 }
 

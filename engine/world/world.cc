@@ -94,29 +94,36 @@ std::vector<int32_t> ranks_of_devices(int ranks, size_t devices) {
 void agree(const World& world, const std::string& text, double timeout_seconds) {
   if (world.size() == 1) return;
   world.store->put(key_of(world, world.rank()), text);
-  std::vector<std::string> first;
+  std::vector<std::string> texts;
   for (int r = 0; r < world.size(); ++r) {
-    std::string theirs;
     try {
-      theirs = world.store->get(key_of(world, r), r, timeout_seconds);
+      texts.push_back(world.store->get(key_of(world, r), r, timeout_seconds));
     } catch (const Error& e) {
       if (e.code() != Code::kDeadlineExceeded) throw;
       throw error(e.code(), "rank {} has not opened its session in {} seconds", r, timeout_seconds).at_rank(r);
     }
-    if (theirs.starts_with(kNoSession))
-      throw error(Code::kFailedPrecondition, "rank {} opens no session: {}", r, theirs.substr(kNoSession.size()))
+    if (texts.back().starts_with(kNoSession))
+      throw error(Code::kFailedPrecondition, "rank {} opens no session: {}", r, texts.back().substr(kNoSession.size()))
           .at_rank(r);
-    if (r == 0) first = lines(theirs);
-    const std::vector<std::string> other = lines(theirs);
-    for (size_t l = 0; l < std::max(first.size(), other.size()); ++l) {
-      const std::string a = l < first.size() ? first[l] : "nothing", b = l < other.size() ? other[l] : "nothing";
-      if (a == b) continue;
-      throw error(Code::kFailedPrecondition,
-                  "the ranks do not run the same: rank 0 has '{}', rank {} has '{}'. Give all ranks one plan, with the "
-                  "same options, and one version of libwhale",
-                  a, r, b)
-          .at_rank(r);
-    }
+  }
+  // Of two ranks nobody knows which is wrong; of more, one that most others do not agree with.
+  std::map<std::string_view, int> alike;
+  for (const std::string& text : texts) ++alike[text];
+  const auto right =
+      std::max_element(texts.begin(), texts.end(), [&](const auto& a, const auto& b) { return alike[a] < alike[b]; });
+  const auto wrong = std::find_if(texts.begin(), texts.end(), [&](const auto& text) { return text != *right; });
+  if (wrong == texts.end()) return;
+  const auto good = right - texts.begin(), bad = wrong - texts.begin();
+  const std::vector<std::string> ours = lines(*right), theirs = lines(*wrong);
+  for (size_t l = 0; l < std::max(ours.size(), theirs.size()); ++l) {
+    const std::string a = l < ours.size() ? ours[l] : "nothing", b = l < theirs.size() ? theirs[l] : "nothing";
+    if (a != b)
+      throw error(
+          Code::kFailedPrecondition,
+          "the ranks do not run the same: rank {} has '{}', rank {} has '{}'. Give all ranks one plan, with the "
+          "same options, and one version of libwhale",
+          good, a, bad, b)
+          .at_rank(static_cast<int>(bad));
   }
 }
 

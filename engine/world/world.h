@@ -41,7 +41,7 @@ struct World {
 std::vector<int32_t> ranks_of_devices(int ranks, size_t devices);
 
 // All ranks have put the same text for their session: else throws failed_precondition, on every rank, naming the first
-// that differs from rank 0 and what it differs in. Texts are "word value" lines.
+// that differs from most others (of two, from rank 0) and what it differs in. Texts are "word value" lines.
 void agree(const World& world, const std::string& text, double timeout_seconds);
 // Instead of agree(), where a rank opens no session: the others' agree() throws why.
 void refuse(const World& world, const Error& why) noexcept;

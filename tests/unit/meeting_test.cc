@@ -331,6 +331,31 @@ TEST_CASE("a key of a rank that has left does not come, and is not waited for") 
   CHECK(heard[0].all().empty());
 }
 
+TEST_CASE("why a rank leaves too early is told to those who wait for it, with the rank at fault") {
+  for (const int leaves : {0, 1}) {
+    CAPTURE(leaves);
+    Met met(3, 4);
+    auto& stores = met.stores;
+    stores[static_cast<size_t>(leaves)]->leaves_for(
+        error(Code::kDeadlineExceeded, "rank 3 of 4 has not come in 2 seconds").at_rank(3));
+    std::thread waits([&] {
+      try {
+        (void)stores[2]->get("never", leaves == 0 ? 3 : 1, 20);
+        FAIL("it came");
+      } catch (const Error& e) {
+        CHECK(e.code() == Code::kUnavailable);
+        CHECK(e.where().rank == 3);
+        CHECK(e.message() ==
+              fmt::format("rank {} has left the meeting of the ranks: rank 3 of 4 has not come in 2 seconds", leaves));
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    stores[static_cast<size_t>(leaves)].reset();
+    waits.join();
+    CHECK(has(message_of([&] { (void)stores[2]->get("never", leaves == 0 ? 3 : 1, 20); }), "rank 3 of 4 has not come"));
+  }
+}
+
 TEST_CASE("who has left is known to have, and nobody else") {
   Met met(3, 3);
   auto& heard = met.heard;
