@@ -3,6 +3,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
+#include "probe/probe.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -106,6 +107,19 @@ whale_status* whale_engine_devices_json(whale_engine* engine, whale_text* out) {
     for (const BackendLine& line : backend_lines(*engine->backends))
       rows.push_back({{"name", line.name}, {"available", line.available}, {"text", line.text}});
     *out = make_text(text_of(rows));
+  });
+}
+
+whale_status* whale_engine_probe_json(whale_engine* engine, const whale_cluster* cluster, whale_world* world,
+                                      whale_cancel* cancel, whale_text* out) {
+  return guard([&] {
+    ProbeOptions options;
+    options.leases = need(engine, "engine").leases;
+    const std::vector<DeviceSpec>& devices = need(cluster, "cluster").devices;
+    need(out, "out");
+    if (world != nullptr) options.world = world->worlds->next();
+    options.cancel = cancel == nullptr ? nullptr : &cancel->cancel->flag();
+    *out = make_text(text_of(probe(*engine->backends, devices, options).json()));
   });
 }
 

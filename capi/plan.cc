@@ -6,6 +6,7 @@
 #include "base/watch.h"
 #include "compile/compile.h"
 #include "compile/checks.h"
+#include "cost/profile_text.h"
 #include "guard.h"
 #include "handles.h"
 #include "plan/figures.h"
@@ -70,6 +71,10 @@ CompileOptions read_options(const whale_plan_options& o) {
     out.train_batches.push_back(number<int64_t>(batch, 1, INT64_MAX, "options.train_batches"));
   for (const int64_t batch : array(o.eval_batches, o.eval_batch_count, "options.eval_batches"))
     out.eval_batches.push_back(number<int64_t>(batch, 1, INT64_MAX, "options.eval_batches"));
+  if (o.profile.size > 0) {
+    if (o.profile.data == nullptr) throw invalid("options.profile has a size and no data (null pointer)");
+    out.profile = profile_of_text({o.profile.data, o.profile.size});
+  }
   read_fields(o, out);
   return out;
 }

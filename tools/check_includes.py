@@ -9,17 +9,18 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODULES = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan",
-         "lower", "simulate", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session"]
+         "lower", "simulate", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session", "probe"]
 BELOW = MODULES.index("device")
 # What execution may see of planning.
 OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
             "report", "compile"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
-EXCEPTIONS = {("session", "compile"), ("session", "cluster")}
+# probe/ fills in the figures that cost/ has, and comm/ chooses the form of an all-reduce by them.
+EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("comm", "cost")}
 
-# Modules that name ops of models: grad/ makes them.
-NAMING = {"ops", "device", "grad"}
+# Modules that name ops of models: grad/ makes them, probe/ times some.
+NAMING = {"ops", "device", "grad", "probe"}
 # Ops that plans are made of.
 OWN = set("""accumulate adasum add all_gather all_reduce all_to_all cast concat fill fused local_slice logaddexp maximum
 minimum part_view reduce_scatter shift stop_gradient to_device to_host transfer""".split())

@@ -1,12 +1,15 @@
-// collectives [--sizes BYTES,...] [--ops NAME,...] [--seconds S] [--folder DIR]: times collectives between the ranks of
-// a launcher, one CPU device each, over what processes have between them. Rank 0 prints a JSON line for each: median
-// and quartiles of what the slowest rank took. `collectives --inproc N`: among N devices of this process.
+// collectives [--sizes BYTES,...] [--ops NAME,...] [--seconds S] [--folder DIR] [--profile FILE]: times collectives
+// between the ranks of a launcher, one CPU device each, over what processes have between them. Rank 0 prints a JSON
+// line for each: median and quartiles of what the slowest rank took. `collectives --inproc N`: among N devices of this
+// process.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -15,6 +18,7 @@
 #include "base/error.h"
 #include "comm/transport.h"
 #include "comm/wire.h"
+#include "cost/profile_text.h"
 #include "device/device.h"
 #include "world/environment.h"
 #include "world/process.h"
@@ -30,6 +34,7 @@ struct Options {
   double seconds = 0.5;  // of each measurement
   std::string folder;    // of back ends and couriers
   int inproc = 0;        // devices
+  std::string profile;   // a file
 };
 
 // Of a device, as the tensors of a session are.
@@ -206,12 +211,18 @@ int run(const Options& options) {
   }
   const auto launch = launch_environment();
   if (!launch) throw invalid("start it with whale launch -n 2 -- collectives, or with --inproc 2");
-  const auto worlds =
-      join_processes({launch->rank, launch->size, launch->address, launch->port, launch->token, 30, 0, backends.folder()});
+  const auto worlds = join_processes(
+      {launch->rank, launch->size, launch->address, launch->port, launch->token, 30, 0, backends.folder()});
   const World world = worlds->next();
   std::vector<int32_t> ranks;
   for (int r = 0; r < world.size(); ++r) ranks.push_back(r);
-  Member me{world.rank(), world.size(), make_reference({group_of(world.size())}, world.wire, ranks), device()};
+  Profile profile = kMachineOfCores;
+  if (!options.profile.empty()) {
+    std::ifstream file(options.profile);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    profile = profile_of_text(text);
+  }
+  Member me{world.rank(), world.size(), make_reference({group_of(world.size())}, world.wire, ranks, profile), device()};
   me.device->enter_thread(Queue::kCompute);
   me.transport->reset();
   measure(options, me, [&](int64_t bytes) {
@@ -230,6 +241,7 @@ int main(int argc, char** argv) {
   app.add_option("--ops", options.ops)->delimiter(',')->check(CLI::IsMember(options.ops));
   app.add_option("--seconds", options.seconds, "of each measurement");
   app.add_option("--folder", options.folder, "of back ends and couriers");
+  app.add_option("--profile", options.profile, "a file of figures, by which the form of an all-reduce is chosen");
   app.add_option("--inproc", options.inproc, "devices of this process");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -568,9 +568,11 @@ typedef struct whale_plan_options {
   size_t train_batch_count;
   const int64_t *eval_batches;    /* of evaluations, of any size */
   size_t eval_batch_count;
+  whale_str profile;              /* JSON: figures of the machine by name, or what whale_engine_probe_json gave; empty: those of devices
+                                     that nobody has measured. A plan keeps them */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
-  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0}
+  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0, 0}}
 
 typedef enum whale_update {
   WHALE_UPDATE_BY_COST = 0,
@@ -719,6 +721,12 @@ WHALE_API int32_t whale_world_size(const whale_world *world); /* the number of r
  * few that a rank would have none. */
 WHALE_API whale_status *whale_world_device_rank(const whale_world *world, const whale_plan *plan, size_t device, int32_t *out);
 WHALE_API void whale_world_release(whale_world *world);
+/* Measures the devices of a cluster and what is between them, all at once, with the kernels and transports of steps: JSON with `devices`
+ * (flops_per_second by dtype and size of a square product, bytes_per_second, host), `links` of all pairs (bytes_per_second,
+ * latency_seconds), `gather` (of all devices) and `profile`, for whale_plan_options. Some seconds, more with many devices. `world`: all ranks
+ * call it with the devices of all of them, and each gets the same text. UNIMPLEMENTED: devices that compute nothing, or are there for tests. */
+WHALE_API whale_status *whale_engine_probe_json(whale_engine *engine, const whale_cluster *cluster, whale_world *world /* may be NULL */,
+                                                whale_cancel *cancel /* may be NULL */, whale_text *out);
 
 /* ---- session: a plan on real devices --------------------------------------------------------------------------------------- */
 typedef struct whale_session whale_session;

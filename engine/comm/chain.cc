@@ -11,8 +11,6 @@ using namespace inproc;  // NOLINT
 
 constexpr int64_t kChunk = 256 << 10;  // bytes: stays in the cache while it is combined
 constexpr uint32_t kUnderWay = 4;      // chunks
-// Between processes of one host, as tools/bench --collectives finds them; a network is slower at both alike.
-constexpr double kMessageSeconds = 2e-6, kBytesPerSecond = 5e9;
 
 class Chain final : public Member {
  public:
@@ -162,20 +160,11 @@ size_t RanksOfGroup::widest() const {
       ->count;
 }
 
-// By the messages and bytes of the rank that has the most members.
-bool chain_pays(const RanksOfGroup& ranks, double bytes) {
-  if (ranks.runs.size() < 2 || ranks.widest() < 2) return false;
-  double members = 0;
-  for (const RanksOfGroup::Run& run : ranks.runs) members += static_cast<double>(run.count);
-  const double here = static_cast<double>(ranks.widest()), messages = here * (members - 1);
-  const double hops = 2 * static_cast<double>(ranks.runs.size() - 1);
-  const auto seconds = [](double count, double each, double moved) {
-    return count * (kMessageSeconds + each / kBytesPerSecond) + moved / kBytesPerSecond;
-  };
-  const double direct = bytes <= static_cast<double>(kSmallBytes) ? seconds(messages, bytes, 0)
-                                                                  : seconds(2 * messages, bytes / members, 0);
-  const double chunk = std::min(bytes / static_cast<double>(ranks.lanes()), static_cast<double>(kChunk));
-  return seconds(hops, chunk, 2 * bytes) < direct;
+AllReduceWork RanksOfGroup::work(double bytes) const {
+  AllReduceWork out{bytes, 0, static_cast<int64_t>(runs.size()), static_cast<int64_t>(widest()), 0};
+  for (const Run& run : runs) out.members += static_cast<int64_t>(run.count);
+  out.chunk = std::min(bytes / static_cast<double>(lanes()), static_cast<double>(kChunk));
+  return out;
 }
 
 std::unique_ptr<Collective> bind_chain(GroupState& here, const RanksOfGroup& ranks, const Seat& seat,

@@ -6,6 +6,7 @@
 
 #include "comm/member.h"
 #include "comm/messages.h"
+#include "cost/all_reduce.h"
 
 namespace whale {
 
@@ -20,10 +21,9 @@ struct RanksOfGroup {
   RanksOfGroup(const Seat& seat, int rank);
   size_t lanes() const;   // members of each rank that pass something on
   size_t widest() const;  // members of a rank, at most
+  AllReduceWork work(double bytes) const;
 };
 
-// Whether the chain is sooner done than messages from each member to each other one.
-bool chain_pays(const RanksOfGroup& ranks, double bytes);
 // `here`: the members of this rank, of which this one is number `seat.rank - run.begin`.
 std::unique_ptr<Collective> bind_chain(inproc::GroupState& here, const RanksOfGroup& ranks, const Seat& seat,
                                        const CollectiveSpec& spec);

@@ -54,13 +54,13 @@ DType one_type(const CollectiveSpec& spec) {
 
 // A small bucket goes whole from each to each. Of a large one every member combines a slice, which then goes to all:
 // 2 / members of the bytes. An element is combined in the same order both ways.
-std::unique_ptr<Collective> all_reduce(const Seat& seat, const CollectiveSpec& spec) {
+std::unique_ptr<Collective> all_reduce(const Seat& seat, const CollectiveSpec& spec, bool whole) {
   std::vector<Strided> bucket;
   for (const Operand& x : spec.in) bucket.push_back(dense(x));
   const DType dtype = one_type(spec);
   const size_t n = seat.size(), bytes = bytes_of(bucket), element = static_cast<size_t>(size_of(dtype));
   FarReduce what{spec.combine, dtype, Pieces(n, bucket), bucket, true};
-  if (bytes <= static_cast<size_t>(kSmallBytes)) return bind_far_reduce(seat, std::move(what));
+  if (whole) return bind_far_reduce(seat, std::move(what));
   for (size_t m = 0; m < n; ++m)
     what.gives[m] = slice(bucket, bytes / element * m / n * element, bytes / element * (m + 1) / n * element);
   what.target = what.gives[seat.rank];
@@ -162,8 +162,9 @@ class Adasum final : public Collective {
 
 class Reference final : public Transport {
  public:
-  Reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire, std::vector<int32_t> ranks, bool everything)
-      : groups_(groups), wire_(std::move(wire)), ranks_(std::move(ranks)), everything_(everything) {
+  Reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire, std::vector<int32_t> ranks,
+            const Profile& profile, bool everything)
+      : groups_(groups), wire_(std::move(wire)), ranks_(std::move(ranks)), profile_(profile), everything_(everything) {
     // Groups inside this rank have the memory of their members in common.
     near_ = make_inproc(groups_);
   }
@@ -210,7 +211,10 @@ class Reference final : public Transport {
     double bytes = 0;
     for (const Operand& x : spec.in) bytes += static_cast<double>(element_count(x.dims) * size_of(x.dtype));
     one_type(spec);
-    if (bytes == 0 || !chain_pays(ranks, bytes)) return all_reduce(seat, spec);
+    AllReduceWork work{bytes, static_cast<int64_t>(seat.size())};
+    if (!ranks.runs.empty()) work = ranks.work(bytes);
+    const AllReduceForm form = choose_all_reduce(work, profile_);
+    if (bytes == 0 || form != AllReduceForm::kChain) return all_reduce(seat, spec, form == AllReduceForm::kWhole);
     const RanksOfGroup::Run& run = ranks.runs[ranks.here];
     const auto first = seat.devices.begin() + static_cast<ptrdiff_t>(run.begin);
     const std::lock_guard lock(mutex_);
@@ -231,6 +235,7 @@ class Reference final : public Transport {
   const std::vector<Group> groups_;
   std::shared_ptr<Wire> wire_;
   const std::vector<int32_t> ranks_;
+  const Profile profile_;
   bool everything_;
   std::unique_ptr<Transport> near_;
   std::mutex mutex_;
@@ -241,8 +246,8 @@ class Reference final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire,
-                                          std::vector<int32_t> ranks, bool everything) {
-  return std::make_unique<Reference>(groups, std::move(wire), std::move(ranks), everything);
+                                          std::vector<int32_t> ranks, const Profile& profile, bool everything) {
+  return std::make_unique<Reference>(groups, std::move(wire), std::move(ranks), profile, everything);
 }
 
 }  // namespace whale

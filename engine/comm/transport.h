@@ -53,8 +53,10 @@ class Transport {
 
 std::unique_ptr<Transport> make_inproc(const std::vector<Group>& groups);
 // Among ranks: `ranks` has that of each device. What stays inside this rank goes as in make_inproc, the rest as flat
-// messages over the wire; `everything`: that too.
+// messages over the wire, in the form that is soonest done by the profile, which is the same on all; `everything`: that
+// too.
 std::unique_ptr<Transport> make_reference(const std::vector<Group>& groups, std::shared_ptr<Wire> wire,
-                                          std::vector<int32_t> ranks, bool everything = false);
+                                          std::vector<int32_t> ranks, const Profile& profile = kMachineOfCores,
+                                          bool everything = false);
 
 }  // namespace whale

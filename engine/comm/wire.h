@@ -24,7 +24,7 @@ struct Notice {
   // kBegun: what is run, as a number that is another one where it is something else. Of what ended a run: the rank at
   // fault, from 1; 0: who tells it.
   uint64_t subject = 0;
-  int rank = 0;          // that tells it
+  int rank = 0;  // that tells it
   uint64_t run = 0;
   Code code = Code::kUnknown;
   std::string message = {};

@@ -294,9 +294,12 @@ void compare_collectives(uint64_t seed, int cases,
       ranks[m] = kind == 0 ? 0 : kind == 1 ? static_cast<int32_t>(m) : static_cast<int32_t>(dice.below(3));
     if (kind == 3) std::sort(ranks.begin(), ranks.end());
     const auto wires = wires_of(static_cast<int>(members < 3 ? 3 : members));
+    // All forms of an all-reduce, whatever its size.
+    Profile profile = kMachineOfCores;
+    profile.link = {dice.coin() ? 1e10 : 1e6, dice.coin() ? 1e-9 : 1.0};
     std::vector<std::unique_ptr<Transport>> by_rank;
     for (const auto& wire : wires) {
-      by_rank.push_back(make_reference({group}, wire, ranks, true));
+      by_rank.push_back(make_reference({group}, wire, ranks, profile, true));
       by_rank.back()->reset();
     }
     std::vector<Transport*> nears, fars;

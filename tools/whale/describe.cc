@@ -1,4 +1,4 @@
-// model, inspect, plan, devices: the commands that run nothing.
+// model, inspect, plan: the commands that run nothing.
 #include <cstdio>
 #include <fstream>
 
@@ -284,16 +284,6 @@ void add_plan(CLI::App& app) {
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));
     std::fprintf(stderr, "wrote %s\n", state->out.c_str());
-  });
-}
-
-void add_devices(CLI::App& app) {
-  auto* command = app.add_subcommand("devices", "the back ends of this machine");
-  auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "as JSON");
-  command->callback([json] {
-    const Engine engine = make_engine();
-    std::printf("%s\n", text(*json ? whale_engine_devices_json : whale_engine_devices, engine.get()).c_str());
   });
 }
 

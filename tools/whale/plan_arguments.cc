@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "commands.h"
+#include "file.h"
 
 namespace tool {
 namespace {
@@ -19,6 +20,7 @@ struct Options {
   std::vector<double> shares;
   std::vector<int32_t> policies;
   std::vector<int64_t> train_batches, eval_batches;
+  std::string profile;
 };
 
 std::vector<std::string> pieces(const std::string& text) {
@@ -119,6 +121,8 @@ const Row kRows[] = {
      sizes<&Options::train_batches, &O::train_batches, &O::train_batch_count>},
     {"eval-batches", "batch sizes that evaluations will have, planned ahead, joined by commas", Kind::kSizes, 0,
      sizes<&Options::eval_batches, &O::eval_batches, &O::eval_batch_count>},
+    {"profile", "a file of figures of the machine, as `whale devices --probe -o FILE` writes it", Kind::kText, 0,
+     [](const std::string& text, Options& to) { to.profile = read_file(text), to.c.profile = str(to.profile); }},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
     {"no-overlap", "communicate on the compute queue, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},

@@ -1,5 +1,6 @@
 """Planning can be stopped: by a timeout, and by Ctrl-C."""
 
+import json
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import whale as wh
 import whale.job as job_module
+from test_worlds import on_each
 
 
 def gpt(layers=24):
@@ -175,3 +177,29 @@ def test_split_weights_have_no_float64():
         g.minimize(wh.nn.linear(wh.input("x", (4, 3)), 2).mean(), wh.SGD(0.1, split_master_weights=True))
     with pytest.raises(wh.Unimplemented, match="two halves"):
         wh.plan(g, devices="cpu:1", precision="bf16").in_float64()
+
+
+def test_a_machine_is_measured_and_a_plan_keeps_its_figures(tmp_path):
+    found = wh.probe("ref:2")
+    assert [d["kind"] for d in found["devices"]] == ["ref", "ref"] and found["devices"][0]["flops_per_second"]["f32"]
+    assert [(link["from"], link["to"]) for link in found["links"]] == [(0, 1)] and found["links"][0]["bytes_per_second"] > 0
+    (tmp_path / "here.json").write_text(json.dumps(found, indent=2))
+    seconds = []
+    for profile in (None, found, tmp_path / "here.json", {"device.flops_per_second": 1e3, "device.bytes_per_second": 1e3}):
+        g = wh.Graph()
+        with g:
+            x = wh.input("x", (8, 64))
+            g.output("y", wh.nn.linear(x, 64))
+        seconds.append(wh.estimate(g, "ref:2", strategy="replica", profile=profile)["seconds"])
+        wh.plan(g, "ref:2", strategy="replica", profile=profile)
+    assert seconds[1] == seconds[2] and seconds[3] > 10 * seconds[0] and seconds[3] > 10 * seconds[1]
+    for bad, said in (({"link": 3}, "no figure 'link'"), ({"passes": -1}, "expected a number from 0"), ([3], "profile")):
+        with pytest.raises(wh.InvalidArgument, match=said):
+            wh.plan(g, "ref:2", profile=bad)
+    with pytest.raises(wh.Unimplemented, match="null devices are not probed"):
+        wh.probe("null:2")
+
+
+def test_ranks_measure_alike():
+    found = on_each(wh.worlds(2), lambda world: wh.probe("ref:2", world=world))
+    assert found[0] == found[1] and [d["rank"] for d in found[0]["devices"]] == [0, 1]

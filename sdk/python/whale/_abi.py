@@ -282,6 +282,7 @@ class whale_plan_options(Structure):
         ("train_batch_count", c_size_t),
         ("eval_batches", POINTER(c_int64)),
         ("eval_batch_count", c_size_t),
+        ("profile", whale_str),
     ]
 
 
@@ -466,6 +467,7 @@ PROTOTYPES = {
     "whale_world_size": (c_int32, [c_void_p]),
     "whale_world_device_rank": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_int32)]),
     "whale_world_release": (None, [c_void_p]),
+    "whale_engine_probe_json": (c_void_p, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(whale_text)]),
     "whale_session_create": (c_void_p, [c_void_p, c_void_p, POINTER(whale_session_options), POINTER(c_void_p)]),
     "whale_session_release": (None, [c_void_p]),
     "whale_session_input": (c_void_p, [c_void_p, whale_str, POINTER(c_int32)]),

@@ -161,7 +161,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
          train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True, timeout: float = 0,
-         world: World | None = None) -> Plan:
+         world: World | None = None, profile: Mapping[str, Any] | str | os.PathLike | None = None) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
 
@@ -212,6 +212,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         Seconds that planning may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
     world
         The ranks that run the plan (``whale.world``, ``whale.worlds``); every one makes it, with the same arguments.
+    profile
+        Figures of the machine that choices go by: what ``whale.probe`` gave, a file of it, or a mapping of figures by name
+        (``{"link.bytes_per_second": 1e9}``; docs/profiles.md). None: those of devices that nobody has measured. The plan keeps them.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
     change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``train_batches``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
@@ -252,7 +255,8 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
               recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
               offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
               train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True,
-              timeout: float = 0, world: World | None = None) -> tuple[Handle, Any, Handle]:
+              timeout: float = 0, world: World | None = None,
+              profile: Mapping[str, Any] | str | os.PathLike | None = None) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     if world is not None:
         devices = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
@@ -310,6 +314,8 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     if accumulate_dtype is not None:
         options.accumulate_dtype = as_dtype(accumulate_dtype).number
     options.offload = string(",".join(arguments.names("offload", offload)))
+    if profile is not None:
+        options.profile = string(json.dumps(dict(profile)) if isinstance(profile, Mapping) else _text_of(arguments.path("profile", profile)))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel, options.timeout_seconds = cancel.pointer, arguments.number("timeout", timeout, 0)
@@ -667,6 +673,26 @@ def _interrupted(entry: str, iteration: int, applied: bool) -> str:
     if applied:
         return f"the step had begun to update and was completed: it is applied, and the job stands before step {iteration}"
     return f"the step was interrupted before it changed anything: it is not applied, and the job stands before step {iteration}"
+
+
+def _text_of(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def probe(devices: str | None = None, *, world: World | None = None) -> dict:
+    """Measures devices, and what is between them, all at once: some seconds. ``devices``: as of ``whale.plan``, cpu and ref ones; in a world those of
+    all ranks, which call it alike, and each gets the same.
+
+    ``devices``: of each ``flops_per_second`` (by dtype and size of a square product), ``bytes_per_second``, ``host``; ``links``
+    of all pairs: ``from``, ``to``, ``bytes_per_second``, ``latency_seconds``; ``gather``, of all devices; ``profile``: figures for
+    ``whale.plan(profile=...)``, which takes all of it too. docs/profiles.md."""
+    if world is not None:
+        devices = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
+    cluster = make("whale_cluster_release", lib.whale_cluster_create, engine(), string(arguments.text("devices", devices or "cpu:1")))
+    cancel = make("whale_cancel_release", lib.whale_cancel_create)
+    return json.loads(interruptible(lambda: take_text(lib.whale_engine_probe_json, engine(), cluster.pointer,
+                                                      None if world is None else world._handle.pointer, cancel.pointer), cancel.pointer))
 
 
 def devices() -> list[dict]:
