@@ -176,7 +176,8 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, 
   }
   WHALE_CHECK(!plan.entries.empty() && plan.entries[0].rows.size() == memory_.size(), "one row per device");
   for (const PlanVariable& variable : plan.variables) variables_.push_back(held_parts(plan, variable));
-  transport_ = wire() == nullptr ? make_inproc(plan.groups) : make_reference(plan.groups, world_->wire, world_->ranks, plan.profile);
+  transport_ = wire() == nullptr ? make_inproc(plan.groups)
+                                 : make_reference(plan.groups, world_->wire, world_->ranks, plan.profile);
   if (wire() != nullptr) ear_ = std::make_unique<Ear>(*wire());
   team_ = std::make_unique<Team>(devices);
   size_t arena = 0, host = 0;

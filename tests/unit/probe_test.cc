@@ -143,8 +143,7 @@ TEST_CASE("the form of an all-reduce follows its size, the members and the link"
   CHECK(choose_all_reduce(eight, profile) == AllReduceForm::kChain);
   CHECK(all_reduce_seconds(AllReduceForm::kChain, eight, profile) ==
         doctest::Approx(2 * (1e-5 + 256e3 / 1e9) + 2 * 64e6 / 1e9));
-  CHECK(all_reduce_seconds(AllReduceForm::kSlices, eight, profile) ==
-        doctest::Approx(2 * 8 * 15 * (1e-5 + 4e6 / 1e9)));
+  CHECK(all_reduce_seconds(AllReduceForm::kSlices, eight, profile) == doctest::Approx(2 * 8 * 15 * (1e-5 + 4e6 / 1e9)));
 }
 
 }  // namespace
