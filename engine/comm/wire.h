@@ -31,7 +31,7 @@ struct Notice {
 };
 
 inline Notice notice_of(Notice::Kind kind, const Error& error) {
-  const auto at_fault = static_cast<uint64_t>(error.where().rank + 1);
+  const auto at_fault = static_cast<uint64_t>(int64_t{error.where().rank} + 1);
   return {.kind = kind, .subject = at_fault, .code = error.code(), .message = error.message()};
 }
 
