@@ -420,7 +420,7 @@ bool Executor::agree() {
 void Executor::hear(const Notice& notice) noexcept {
   const bool begins = notice.kind == Notice::kBegun && notice.subject == subject_;
   if (begins || notice.kind == Notice::kReady || notice.kind == Notice::kMoves)
-    moved_.store(now_nanoseconds(), std::memory_order_relaxed);
+    others_moved_.store(now_nanoseconds(), std::memory_order_relaxed);
   if (begins) return begun_.add(notice.rank);
   if (notice.kind == Notice::kMoves) return;
   if (notice.kind == Notice::kAsks) return answer();
@@ -448,14 +448,16 @@ bool Executor::is_at_work() const {
   return false;
 }
 
-bool Executor::has_moved(double seconds) const {
-  return static_cast<double>(now_nanoseconds() - moved_.load(std::memory_order_relaxed)) < seconds * 1e9;
+double Executor::still_seconds() const {
+  const int64_t last = std::max(moved_.load(std::memory_order_relaxed), others_moved_.load(std::memory_order_relaxed));
+  return static_cast<double>(now_nanoseconds() - last) * 1e-9;
 }
 
 // A rank that is in the run says whether something moves with it; one that has not begun it says nothing.
 void Executor::answer() noexcept {
   try {
-    if (is_at_work() || has_moved(kAsksAfter * machine_.world()->patience)) wire_->tell({.kind = Notice::kMoves});
+    const auto still = static_cast<double>(now_nanoseconds() - moved_.load(std::memory_order_relaxed)) * 1e-9;
+    if (is_at_work() || still < kAsksAfter * machine_.world()->patience) wire_->tell({.kind = Notice::kMoves});
   } catch (...) {  // no memory for it
   }
 }
@@ -463,12 +465,13 @@ void Executor::answer() noexcept {
 // Of a thread that waits, now and then.
 void Executor::look_at_others() {
   const double patience = machine_.world()->patience, warns_after = machine_.world()->warns_after;
-  if (has_moved(warns_after > 0 ? std::min(warns_after, kAsksAfter * patience) : kAsksAfter * patience)) return;
+  if (still_seconds() < (warns_after > 0 ? std::min(warns_after, kAsksAfter * patience) : kAsksAfter * patience))
+    return;
   const std::unique_lock lock(patience_mutex_, std::try_to_lock);
   if (!lock) return;
   if (is_at_work()) return moved_.store(now_nanoseconds(), std::memory_order_relaxed);
   const int64_t now = now_nanoseconds();
-  const double seconds = static_cast<double>(now - moved_.load(std::memory_order_relaxed)) * 1e-9;
+  const double seconds = still_seconds();
   if (seconds >= patience) {
     const std::vector<int32_t> late = begun_.late();
     Error why(Code::kDeadlineExceeded, waiting_text(seconds));

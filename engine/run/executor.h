@@ -104,8 +104,8 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void vote();
   bool commit();
   void stop_if_cancelled();
-  bool is_at_work() const;               // a device that is here, on what waits for nobody
-  bool has_moved(double seconds) const;  // in the last ones
+  bool is_at_work() const;       // a device that is here, on what waits for nobody
+  double still_seconds() const;  // since something has moved, here or with another rank
   void answer() noexcept;
   void look_at_others();
   std::string waiting_text(double seconds) const;
@@ -169,8 +169,9 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   std::vector<RankPlace> places_;  // that ranks have told since
   std::vector<bool> told_;         // it, or that they are gone
   Counter places_told_;            // by so many other ranks
-  // Of runs between ranks: when an instruction has ended, or another rank has told that something moves with it.
-  std::atomic<int64_t> moved_{0};
+  // Of runs between ranks: when an instruction has ended here, and when another rank has told that something moves with
+  // it, which is no answer to the question whether something moves here: two would keep each other waiting.
+  std::atomic<int64_t> moved_{0}, others_moved_{0};
   std::mutex patience_mutex_;
   int64_t asked_ = 0;  // the others, in this run; 0: not yet
   bool warned_ = false;
