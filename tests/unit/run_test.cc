@@ -526,6 +526,31 @@ TEST_CASE("a rank that is at work is waited for, however long that takes") {
   for (const auto& error : errors) CHECK_MESSAGE(!error, (error ? error->message() : ""));
 }
 
+// One asks while the other has just moved, and is asked when it has just been answered.
+TEST_CASE("two ranks that wait for a third do not keep each other waiting") {
+  HandOptions o;
+  o.devices = 3;
+  const Plan plan = test::hand_plan(o);
+  std::vector<std::unique_ptr<Rig>> rigs;
+  for (World world : make_inproc_worlds(3)) {
+    world.patience = 0.4;
+    rigs.push_back(std::make_unique<Rig>(plan, world));
+  }
+  rigs[1]->hook = [](int, const std::string& name) {
+    if (name == "g") std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  const std::vector<float> x = test::hand_batch(o.batch);
+  std::vector<std::optional<Error>> errors(2);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < 2; ++r) threads.emplace_back([&, r] { errors[r] = rigs[r]->step(x, 0.01); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& error : errors) {
+    REQUIRE(error);
+    CHECK(error->code() == Code::kDeadlineExceeded);
+    CHECK(error->where().rank == 2);
+  }
+}
+
 TEST_CASE("a token that was triggered before the run stops it") {
   Rig rig;
   rig.cancel.trigger();
