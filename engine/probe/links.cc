@@ -47,7 +47,9 @@ Prober::Prober(int number, const std::vector<Group>& groups, Transport& transpor
       device_(device),
       lookout_(lookout),
       all_(groups[0].parts[0].size()),
-      on_device_(device, all_.size() * sizeof(float)) {
+      on_device_(device, all_.size() * sizeof(float)),
+      in_(device, all_.size() > 1 ? Meetings::kLarge : 0),
+      out_(device, in_.size()) {
   CollectiveSpec spec;
   spec.op = OpCode::k_all_reduce;
   spec.in = spec.out = {numbers(on_device_, static_cast<int64_t>(on_device_.size()))};
@@ -75,30 +77,27 @@ double Prober::seconds_of(OpCode op, int group, int64_t bytes, double budget) {
     return std::find(part.begin(), part.end(), static_cast<int32_t>(number_)) != part.end();
   };
   const auto part = std::find_if(parts.begin(), parts.end(), is_mine);
-  std::unique_ptr<ProbedMemory> in, out;
-  std::unique_ptr<Collective> bound;
+  Collective* bound = nullptr;
   if (part != parts.end()) {
     CollectiveSpec spec;
     spec.op = op, spec.group = group;
+    const bool gathers = op == OpCode::k_all_gather;
     const auto members = static_cast<int64_t>(part->size());
-    const int64_t mine = op == OpCode::k_all_gather ? bytes / members / 4 * 4 : bytes;
-    in = std::make_unique<ProbedMemory>(device_, static_cast<size_t>(mine));
-    out = std::make_unique<ProbedMemory>(device_,
-                                         static_cast<size_t>(op == OpCode::k_all_gather ? mine * members : mine));
-    spec.in = {numbers(*in, mine)}, spec.out = {numbers(*out, static_cast<int64_t>(out->size()))};
-    if (op == OpCode::k_all_gather) {
+    const int64_t mine = gathers ? bytes / members / 4 * 4 : bytes;
+    spec.in = {numbers(in_, mine)}, spec.out = {numbers(out_, gathers ? mine * members : mine)};
+    if (gathers) {
       SubAxisCuts cuts{SubAxis{0, 1, 1}, {}};
       for (int64_t m = 0; m < members; ++m) cuts.cuts.push_back({m * mine / 4, (m + 1) * mine / 4});
       spec.cuts = {cuts};
     }
-    bound = transport_.bind(static_cast<int>(number_), spec, device_);
+    bound = bound_.emplace_back(transport_.bind(static_cast<int>(number_), spec, device_)).get();
   }
   const auto call = [&] {
-    if (bound) run(*bound);
+    if (bound != nullptr) run(*bound);
   };
   const double seconds = median_seconds(
       call, [&](double once) { return calls_for(budget, most(once)); }, [&] { (void)most(0); });
-  return bound ? seconds : 0;
+  return bound != nullptr ? seconds : 0;
 }
 
 Meetings Prober::measure(double budget) {

@@ -38,7 +38,8 @@ struct Meetings {
   std::vector<double> small, large;  // by the other device, of a message each way
 };
 
-// Its calls throw ProbeAborted where `lookout` has ended the transport.
+// Its calls throw ProbeAborted where `lookout` has ended the transport. The others read its memory and what it has
+// bound until they are all through, or have noticed that: it lives as long.
 struct ProbeAborted {};
 class Prober {
  public:
@@ -58,6 +59,8 @@ class Prober {
   std::vector<float> all_;
   ProbedMemory on_device_;  // `all_`
   std::unique_ptr<Collective> sum_;
+  ProbedMemory in_, out_;  // of what is measured
+  std::vector<std::unique_ptr<Collective>> bound_;
 };
 
 }  // namespace whale

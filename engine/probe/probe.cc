@@ -112,10 +112,12 @@ Probed probe(Backends& backends, const std::vector<DeviceSpec>& devices, const P
     opened.push_back(backends.get(spec.kind).open(spec, {.pin = world == nullptr}));
   std::vector<ProbedDevice> measured(here.size());
   std::vector<Meetings> meetings(here.size());
+  std::vector<std::unique_ptr<Prober>> probers(here.size());  // made on their threads
   const auto measure = [&](size_t k) {
     Device& device = *opened[k];
     device.enter_thread(Queue::kCompute);
-    Prober prober(static_cast<int>(here[k]), groups, *transport, device, &overseer);
+    probers[k] = std::make_unique<Prober>(static_cast<int>(here[k]), groups, *transport, device, &overseer);
+    Prober& prober = *probers[k];
     const auto all_begin = [&] { overseer.look(), (void)prober.most(0); };
     measure_device(device, options.seconds, all_begin, measured[k]);
     meetings[k] = prober.measure(options.seconds);

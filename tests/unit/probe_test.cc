@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <set>
 #include <thread>
 
@@ -60,7 +61,8 @@ TEST_CASE("each device meets every other one once, and no two at once") {
 TEST_CASE("devices and what is between them are measured, in one process and in ranks") {
   Backends backends(small::backends_folder());
   for (const char* kind : {"ref:1", "ref:3", "cpu:2"}) {
-    if (std::string(kind) == "cpu:2" && small::backends_folder().empty()) continue;
+    if (kind == std::string("cpu:2") && !std::filesystem::exists(small::backends_folder() + "/libwhale_cpu.so"))
+      continue;
     CAPTURE(kind);
     const std::vector<DeviceSpec> devices = parse_devices(kind);
     const Probed found = probe(backends, devices, {.seconds = 0.002});
