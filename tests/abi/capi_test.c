@@ -589,7 +589,8 @@ static void test_scopes(void) {
   scope.kind = WHALE_SCOPE_NAME;
   scope.name = WHALE_STR("block");
   OK(whale_graph_scope(g, outer, &scope, &inner));
-  FAILS(whale_graph_scope(g, 99, &scope, &none), WHALE_INVALID_ARGUMENT, "`parent` is 99; graph 'scopes' has scopes 1 to 2");
+  FAILS(whale_graph_scope(g, 99, &scope, &none), WHALE_INVALID_ARGUMENT,
+        "`parent` is 99; graph 'scopes' has scopes 1 to 2");
   FAILS(whale_graph_scope(g, -2, &scope, &none), WHALE_INVALID_ARGUMENT, "`parent` is -2");
   FAILS(whale_graph_scope(g, 0, NULL, &none), WHALE_INVALID_ARGUMENT, "`options` is NULL");
   FAILS(whale_graph_scope(g, 0, &scope, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
@@ -623,7 +624,8 @@ static void test_scopes(void) {
   OK(whale_graph_scope_end(g));
   FAILS(whale_graph_scope_end(g), WHALE_FAILED_PRECONDITION, "no scope is open");
   OK(whale_graph_json(g, &text));
-  CHECK(contains(text, "\"name\":\"block.w\"") && contains(text, "\"name\":\"r\"") && contains(text, "\"name\":\"open.o\""));
+  CHECK(contains(text, "\"name\":\"block.w\"") && contains(text, "\"name\":\"r\"") &&
+        contains(text, "\"name\":\"open.o\""));
   CHECK(contains(text, "\"name\":\"block.relu\",\"inputs\":[0],\"outputs\":[4],\"scope\":2,"));
   CHECK(contains(text, "\"name\":\"relu\",\"inputs\":[0],\"outputs\":[5],\"scope\":1,"));
   CHECK(contains(text, "\"name\":\"relu_2\",\"inputs\":[0],\"outputs\":[6],\"scope\":0,"));
@@ -944,7 +946,8 @@ static void test_typed(whale_session* s, const int32_t* inputs, const int32_t* o
   const int32_t* devices = NULL;
   size_t count = 99;
   FAILS(whale_session_variable_devices(s, 3, 0, &devices, &count), WHALE_INVALID_ARGUMENT, "`index` is 3");
-  FAILS(whale_session_variable_devices(s, 0, v.copies, &devices, &count), WHALE_INVALID_ARGUMENT, "variable 'body.w1' has ");
+  FAILS(whale_session_variable_devices(s, 0, v.copies, &devices, &count), WHALE_INVALID_ARGUMENT,
+        "variable 'body.w1' has ");
   FAILS(whale_session_variable_devices(s, 0, -1, &devices, &count), WHALE_INVALID_ARGUMENT, "`copy` is -1");
   FAILS(whale_session_variable_devices(s, 0, 0, NULL, &count), WHALE_INVALID_ARGUMENT, "`devices` is NULL");
   FAILS(whale_session_variable_devices(s, 0, 0, &devices, NULL), WHALE_INVALID_ARGUMENT, "`count` is NULL");
@@ -990,7 +993,8 @@ static void test_session(const char* devices) {
   whale_tensor *in[3] = {NULL, NULL, NULL}, *out[2] = {NULL, NULL};
   OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0]));
   OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1]));
-  FAILS(whale_session_output(s, WHALE_STR("nothing"), &outputs[0]), WHALE_NOT_FOUND, "no output 'nothing'; the plan has: ");
+  FAILS(whale_session_output(s, WHALE_STR("nothing"), &outputs[0]), WHALE_NOT_FOUND,
+        "no output 'nothing'; the plan has: ");
   FAILS(whale_session_input(s, WHALE_STR("z"), &outputs[0]), WHALE_NOT_FOUND, "no input 'z'; the plan has: x, y");
   FAILS(whale_session_input(s, WHALE_STR("x"), NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   CHECK(outputs[0] == -7);
@@ -1013,8 +1017,7 @@ static void test_session(const char* devices) {
     if (step == 0) first = last;
   }
   CHECK(last < 0.9 * first && last > 0);
-  CHECK(whale_tensor_rank(out[1]) == 2 && whale_tensor_dims(out[1])[0] == BATCH &&
-        whale_tensor_dims(out[1])[1] == OUT);
+  CHECK(whale_tensor_rank(out[1]) == 2 && whale_tensor_dims(out[1])[0] == BATCH && whale_tensor_dims(out[1])[1] == OUT);
   CHECK(whale_session_iteration(s) == 30 && whale_session_updates(s) == 30);
   CHECK(whale_session_learning_rate(s) == 0.5);
 
@@ -1500,7 +1503,8 @@ static void test_events(void) {
 }
 
 /* ---- entries of other batch sizes
- * ------------------------------------------------------------------------------------------------------------------- */
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 /* Of the first n samples: the loss, or -1 with the status. */
 enum { LARGEST = 20 };
 static float run_of(whale_session* s, int32_t run, int64_t n, whale_cancel* cancel, whale_status** status) {
@@ -1516,7 +1520,8 @@ static float run_of(whale_session* s, int32_t run, int64_t n, whale_cancel* canc
   OK(whale_tensor_view(WHALE_F32, x_dims, 2, x, &in[0]));
   OK(whale_tensor_view(WHALE_I32, y_dims, 1, y, &in[1]));
   OK(whale_session_output(s, WHALE_STR("loss"), &output));
-  whale_status* found = (run == WHALE_RUN_STEP ? whale_session_step : whale_session_eval)(s, inputs, in, 2, &output, &loss, 1, cancel, &e);
+  whale_status* found = (run == WHALE_RUN_STEP ? whale_session_step : whale_session_eval)(s, inputs, in, 2, &output,
+                                                                                          &loss, 1, cancel, &e);
   if (found == NULL) {
     found = whale_event_wait(e, -1, &done);
     whale_event_release(e);
@@ -1534,7 +1539,8 @@ static void test_entries(void) {
   static const struct {
     int32_t run;
     int64_t batch;
-  } asked[] = {{WHALE_RUN_STEP, BATCH}, {WHALE_RUN_EVAL, BATCH}, {WHALE_RUN_STEP, 3}, {WHALE_RUN_EVAL, 5}, {WHALE_RUN_EVAL, 11}};
+  } asked[] = {
+      {WHALE_RUN_STEP, BATCH}, {WHALE_RUN_EVAL, BATCH}, {WHALE_RUN_STEP, 3}, {WHALE_RUN_EVAL, 5}, {WHALE_RUN_EVAL, 11}};
   const int64_t train[] = {3, BATCH, 3}, eval[] = {5, 11}, many[] = {BATCH + 1}, none[] = {0};
   whale_graph* g = mlp();
   whale_cluster* c;
@@ -1545,8 +1551,10 @@ static void test_entries(void) {
   o.train_batch_count = 1;
   FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "`options.train_batches` is NULL");
   o.train_batches = many;
-  FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "argument `options.train_batches` asks for 9 samples, and 'mlp' is trained with at most 8");
-  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_INVALID_ARGUMENT, "argument `options.train_batches` asks for 9 samples, and 'mlp' is trained with at most 8");
+  FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT,
+        "argument `options.train_batches` asks for 9 samples, and 'mlp' is trained with at most 8");
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_INVALID_ARGUMENT,
+        "argument `options.train_batches` asks for 9 samples, and 'mlp' is trained with at most 8");
   o.train_batches = none;
   FAILS(whale_plan_create(engine, g, c, &o, &made), WHALE_INVALID_ARGUMENT, "options.train_batches");
   o.train_batches = train, o.train_batch_count = 3;
@@ -1632,11 +1640,12 @@ static void test_entries(void) {
 }
 
 /* ---- worlds
- * ------------------------------------------------------------------------------------------------------------------- */
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 typedef struct {
   const whale_plan* plan;
-  whale_world* world;      /* NULL: alone */
-  whale_status* opened;    /* of whale_session_create */
+  whale_world* world;   /* NULL: alone */
+  whale_status* opened; /* of whale_session_create */
   uint64_t seed;
   float losses[3], logits[BATCH * OUT], w1[IN * HIDDEN];
   size_t w1_here;
@@ -1799,6 +1808,54 @@ static void test_slices(void) {
   whale_plan_release(plan);
 }
 
+/* Without other ranks there is nobody to tell; what is wrong with the call is said all the same. */
+static void test_refuse(void) {
+  whale_plan* plan = plan_for("ref:2", "");
+  whale_session* s;
+  OK(whale_session_create(engine, plan, NULL, &s));
+  OK(whale_session_refuse(s, WHALE_ABORTED, WHALE_STR("no data")));
+  FAILS(whale_session_refuse(NULL, WHALE_ABORTED, WHALE_STR("no data")), WHALE_INVALID_ARGUMENT, "`session` is NULL");
+  FAILS(whale_session_refuse(s, WHALE_OK, WHALE_STR("no data")), WHALE_INVALID_ARGUMENT, "`code` is 0");
+  FAILS(whale_session_refuse(s, 99, WHALE_STR("no data")), WHALE_INVALID_ARGUMENT, "`code` is 99");
+  CHECK(whale_session_iteration(s) == 0);
+  whale_session_release(s);
+  whale_plan_release(plan);
+}
+
+static void test_probe(void) {
+  whale_cluster *two, *null;
+  whale_text text = {0};
+  whale_cancel* cancel;
+  OK(whale_cluster_create(engine, WHALE_STR("ref:2"), &two));
+  OK(whale_cluster_create(engine, WHALE_STR("null:2"), &null));
+  OK(whale_cancel_create(&cancel));
+  FAILS(whale_engine_probe_json(NULL, two, NULL, NULL, &text), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
+  FAILS(whale_engine_probe_json(engine, NULL, NULL, NULL, &text), WHALE_INVALID_ARGUMENT, "`cluster` is NULL");
+  FAILS(whale_engine_probe_json(engine, two, NULL, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_engine_probe_json(engine, null, NULL, NULL, &text), WHALE_UNIMPLEMENTED, "null devices are not probed");
+  whale_cancel_trigger(cancel);
+  FAILS(whale_engine_probe_json(engine, two, NULL, cancel, &text), WHALE_CANCELLED, "probing was cancelled");
+  CHECK(text.data == NULL);
+  OK(whale_engine_probe_json(engine, two, NULL, NULL, &text));
+  CHECK(text.size > 2 && strstr(text.data, "\"profile\":{\"device.flops_per_second\":") != NULL);
+
+  whale_graph* graph = mlp();
+  whale_plan_options options = WHALE_PLAN_OPTIONS_INIT;
+  whale_plan* plan = NULL;
+  options.profile = WHALE_STR("{\"link.bytes\": 1}");
+  FAILS(whale_plan_create(engine, graph, two, &options, &plan), WHALE_INVALID_ARGUMENT, "no figure 'link.bytes'");
+  options.profile.data = NULL;
+  FAILS(whale_plan_create(engine, graph, two, &options, &plan), WHALE_INVALID_ARGUMENT, "null pointer");
+  options.profile.data = text.data, options.profile.size = text.size;
+  OK(whale_plan_create(engine, graph, two, &options, &plan));
+  whale_plan_release(plan);
+  whale_graph_release(graph);
+  whale_text_release(&text);
+  whale_cancel_release(cancel);
+  whale_cluster_release(two);
+  whale_cluster_release(null);
+}
+
 static void test_worlds(void) {
   whale_world *worlds[2] = {NULL, NULL}, *untouched = NULL;
   FAILS(whale_world_create_inproc(0, &untouched), WHALE_INVALID_ARGUMENT, "`ranks`");
@@ -1908,6 +1965,8 @@ int main(void) {
   test_events();
   test_entries();
   test_slices();
+  test_refuse();
+  test_probe();
   test_worlds();
   whale_engine_release(engine);
   if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
