@@ -134,9 +134,7 @@ std::unique_ptr<Kernel> CpuDevice::bind(const KernelSpec& spec) {
   }
 }
 
-void CpuDevice::copy_in(void* to, const void* from_host, size_t bytes) {
-  large_copy(to, from_host, bytes);
-}
+void CpuDevice::copy_in(void* to, const void* from_host, size_t bytes) { large_copy(to, from_host, bytes); }
 void CpuDevice::copy_out(void* to_host, const void* from, size_t bytes) {
   if (bytes != 0) std::memcpy(to_host, from, bytes);
 }
