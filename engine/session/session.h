@@ -40,10 +40,10 @@ struct SessionOptions {
   // On a thread of the session, before the run that changed it has ended. It throws nothing.
   std::function<void(double before, double now)> loss_scale_changed = {};
   std::function<void(const std::string&)> warn = {};  // likewise, on any of them; of runs that wait long
-  InitFiles init_files = {};        // that initial values may come from
-  std::optional<World> world = {};  // of several ranks; none: all devices are here
-  bool plan_in_run = true;          // false: a run of a size that has no entry is refused
-  bool plan_from_file = false;      // where this engine contradicts itself, the file may be what is wrong
+  InitFiles init_files = {};                          // that initial values may come from
+  std::optional<World> world = {};                    // of several ranks; none: all devices are here
+  bool plan_in_run = true;                            // false: a run of a size that has no entry is refused
+  bool plan_from_file = false;  // where this engine contradicts itself, the file may be what is wrong
 };
 
 struct VariableInfo {

@@ -15,7 +15,7 @@ struct ProcessOptions {
   std::string token;
   double timeout_seconds = 30;
   double run_timeout_seconds = 0;  // World::patience
-  std::string folder;  // where libwhale_ucx.so is
+  std::string folder;              // where libwhale_ucx.so is
 };
 
 // Meets the others: waits until all are there. Throws what meet() does, and unavailable where letters cannot be
