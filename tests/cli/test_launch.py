@@ -256,10 +256,10 @@ def test_at_a_terminal(mark):
     text = """
 got = []
 signal.signal(signal.SIGINT, lambda *_: got.append(1))
-print("up", rank, sys.stdin.isatty(), sys.stdout.isatty(), flush=True)
+os.write(1, f"up {rank} {sys.stdin.isatty()} {sys.stdout.isatty()}\\n".encode())  # at once: others write to the same terminal
 while not got: time.sleep(0.01)
 time.sleep(0.3)
-print("got", rank, len(got), flush=True)
+os.write(1, f"got {rank} {len(got)}\\n".encode())
 """
     pid, terminal = pty.fork()
     if pid == 0:
