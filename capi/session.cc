@@ -8,6 +8,7 @@
 #include "cluster/devices.h"
 #include "guard.h"
 #include "handles.h"
+#include "run/team.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -95,11 +96,8 @@ template <class Body>
 std::invoke_result_t<Body> or_refuse(Session& session, Body body) {
   try {
     return body();
-  } catch (const Error& e) {
-    session.refuse_run(e);
-    throw;
-  } catch (const Stopped& e) {
-    session.refuse_run(e.error());
+  } catch (const std::exception& e) {
+    session.refuse_run(as_error(e, "begin what the other ranks have begun"));
     throw;
   }
 }
@@ -110,16 +108,20 @@ void begin(whale_session* session, whale_str directory, whale_cancel* cancel, wh
   Session& s = idle(session);
   need(out, "out");
   s.check_idle();
-  auto event = std::make_unique<whale_event>();
-  event->process = session->process;
-  event->work = AsyncWork::start(
-      [&s, work, what, path = or_refuse(s, [&] { return nonempty(directory, "directory"); }), log = session->log,
-       token = cancel == nullptr ? nullptr : cancel->cancel] {
-        const Watch watch(what, token == nullptr ? nullptr : &token->flag(), 0);
-        or_refuse(s, [] { Watch::look(); });
-        work(s, *log, path);
-      },
-      call);
+  const auto started = [&] {
+    auto event = std::make_unique<whale_event>();
+    event->process = session->process;
+    event->work = AsyncWork::start(
+        [&s, work, what, path = nonempty(directory, "directory"), log = session->log,
+         token = cancel == nullptr ? nullptr : cancel->cancel] {
+          const Watch watch(what, token == nullptr ? nullptr : &token->flag(), 0);
+          or_refuse(s, [] { Watch::look(); });
+          work(s, *log, path);
+        },
+        call);
+    return event;
+  };
+  auto event = or_refuse(s, started);
   session->work = event->work;
   event->run = RunHandle(event->work->state());
   *out = event.release();
@@ -236,21 +238,22 @@ void start(whale_session* session, RunMode mode, const Fed& fed, whale_cancel* c
   Session& s = idle(session);
   need(out, "out");
   s.check_idle();
-  auto event = std::make_unique<whale_event>();
-  event->process = session->process;
   // A batch of a new size may be planned here.
   const Watch watch("planning for this batch", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
   const int64_t planned = s.planned();
+  std::unique_ptr<whale_event> event;
   int64_t batch = 0;
   std::vector<NamedHost> in;
   Outputs o;
   try {
+    event = std::make_unique<whale_event>();
+    event->process = session->process;
     if (slices_of) batch = samples_of(s, *slices_of);
     in = read_inputs(*session, fed, *event);
     o = read_outputs(*session, mode, in, fed, batch, *event);
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     log_planned(*session, planned, kInRun);
-    s.refuse_run(e);
+    s.refuse_run(as_error(e, "begin a run"));
     throw;
   }
   log_planned(*session, planned, kInRun);
@@ -533,16 +536,21 @@ whale_status* whale_session_memory(whale_session* session, size_t device, whale_
 }
 
 whale_status* whale_session_read(whale_session* session, whale_str name, whale_tensor** out) {
-  return whale_session_read_copy(session, name, 0, out);
+  return whale_session_read_copy(session, name, 0, nullptr, out);
 }
 
-whale_status* whale_session_read_copy(whale_session* session, whale_str name, int64_t copy, whale_tensor** out) {
+whale_status* whale_session_read_copy(whale_session* session, whale_str name, int64_t copy, whale_cancel* cancel,
+                                      whale_tensor** out) {
   return guard([&] {
     Session& s = live(session);
     need(out, "out");
-    const std::string variable = nonempty(name, "name");
-    const TensorType type = s.variable_type(variable);
-    auto tensor = make_tensor(type.dtype, type.dims);
+    const Watch watch("reading", cancel == nullptr ? nullptr : &cancel->cancel->flag(), 0);
+    std::string variable;
+    auto tensor = or_refuse(s, [&] {
+      variable = nonempty(name, "name");
+      const TensorType type = s.variable_type(variable);
+      return make_tensor(type.dtype, type.dims);
+    });
     s.read(variable, tensor->host, copy);
     *out = tensor.release();
   });

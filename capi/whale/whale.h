@@ -838,8 +838,10 @@ WHALE_API whale_status *whale_session_write(whale_session *session, whale_str na
  * gives, and `copies` of whale_session_variables_json says how many there are: 1 where every element lives on one device. In copy k each
  * element is taken from the k-th device that holds it, in the order of the plan's devices, from the last one where fewer do: all
  * copies together read all that all devices hold. They agree with each other after every step; this is how that is checked.
- * INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
-WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_tensor **out);
+ * `cancel`, which may be NULL, ends the wait for the other ranks of a world, on all of them.
+ * CANCELLED: it did. INVALID_ARGUMENT: no such copy. NOT_FOUND: no such variable. */
+WHALE_API whale_status *whale_session_read_copy(whale_session *session, whale_str name, int64_t copy, whale_cancel *cancel,
+                                                whale_tensor **out);
 /* What of a copy is on this rank's devices, into a tensor of the variable's dtype and dims, at its place; the rest of it is left as it is.
  * bytes: how many were read, those of parts that overlap each time; may be NULL. Waits for no other rank. Without a world all of it is here. */
 WHALE_API whale_status *whale_session_read_here(whale_session *session, whale_str name, int64_t copy, whale_tensor *tensor, size_t *bytes);

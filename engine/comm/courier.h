@@ -25,11 +25,12 @@ struct LetterHead {
   uint32_t from = 0;      // rank
   uint32_t sequence = 0;  // of a message: from 0 in each run; kNotice: its code
   uint32_t capacity = 0;  // of a message: of the channel
+  uint32_t channel = 0;   // its number among those of its sender to its receiver
   Kind kind = kMessage;
   uint8_t notice = 0;  // kNotice: Notice::Kind; the body is its text
-  uint16_t unused = 0;
+  uint8_t unused[6] = {};
 };
-static_assert(sizeof(LetterHead) == 40);
+static_assert(sizeof(LetterHead) == 48);
 
 class Courier {
  public:

@@ -103,6 +103,7 @@ struct Outgoing {
     uint32_t sequence = 0;  // lent: of its letter
     Outgoing* of = nullptr;
   };
+  uint32_t number = 0;  // of the channel, among those to its rank
   std::mutex mutex;
   std::condition_variable freed;  // a message was taken or read, or a buffer is free
   std::list<Buffer> buffers;
@@ -159,13 +160,23 @@ class Bracket {
   Courier& courier_;
 };
 
-using Channel = std::pair<int, uint64_t>;  // the other rank, and the tag
+// Channels to or from one rank, by tag when they are opened, and by number when letters come.
+template <class End>
+struct Channels {
+  std::map<uint64_t, End> by_tag;
+  std::vector<End*> numbered;
+};
+constexpr uint32_t kMostChannels = 1 << 22;  // of two ranks
 
 }  // namespace
 
 // What a session is in: its threads look at it while they wait.
 struct Post::Desk {
-  Desk(uint64_t number, int ranks) : session(number), gone(static_cast<size_t>(ranks)) {
+  Desk(uint64_t number, int ranks)
+      : session(number),
+        gone(static_cast<size_t>(ranks)),
+        mailboxes(static_cast<size_t>(ranks)),
+        outgoing(static_cast<size_t>(ranks)) {
     spare.resize(static_cast<size_t>(std::min(ranks * kNoticesUnderWay, kMostUnderWay)));
   }
   const uint64_t session;
@@ -177,32 +188,55 @@ struct Post::Desk {
   uint64_t rings = 0, answered = 0;
   std::vector<bool> gone;  // ranks of which that was told
 
-  std::mutex channels_mutex;  // of the maps
-  std::map<Channel, Mailbox> mailboxes;
-  std::map<Channel, Outgoing> outgoing;
-  std::list<Parcel> texts;         // of notices on their way in; under channels_mutex
-  std::atomic<int64_t> unread{0};  // buffers that are lent
+  std::mutex channels_mutex;                 // of the lists
+  std::vector<Channels<Mailbox>> mailboxes;  // by rank; numbered by it
+  std::vector<Channels<Outgoing>> outgoing;  // by rank; numbered here
+  std::list<Parcel> texts;                   // of notices on their way in; under channels_mutex
+  std::atomic<int64_t> unread{0};            // buffers that are lent
   std::mutex settle_mutex;
   std::condition_variable settled;
 
   Mailbox& mailbox(int from, uint64_t tag) {
     const std::lock_guard lock(channels_mutex);
-    return mailboxes[{from, tag}];
+    return mailboxes[static_cast<size_t>(from)].by_tag[tag];
+  }
+  // Where a letter belongs; it is looked for once a channel. Null: nowhere.
+  Mailbox* mailbox(const LetterHead& head) {
+    if (head.channel >= kMostChannels) return nullptr;
+    const std::lock_guard lock(channels_mutex);
+    Channels<Mailbox>& of = mailboxes[head.from];
+    if (head.channel >= of.numbered.size()) of.numbered.resize(head.channel + 1);
+    Mailbox*& box = of.numbered[head.channel];
+    if (box == nullptr) box = &of.by_tag[head.tag];
+    return box;
   }
   Outgoing& out(int to, uint64_t tag) {
     const std::lock_guard lock(channels_mutex);
-    Outgoing& out = outgoing[{to, tag}];
-    out.unread = &unread;
+    Channels<Outgoing>& of = outgoing[static_cast<size_t>(to)];
+    const auto [at, is_new] = of.by_tag.try_emplace(tag);
+    Outgoing& out = at->second;
+    if (is_new) {
+      out.number = static_cast<uint32_t>(of.numbered.size());
+      out.unread = &unread;
+      of.numbered.push_back(&out);
+    }
     return out;
+  }
+  // What is answered; null: nothing.
+  Outgoing* answered_by(const LetterHead& head) {
+    const std::lock_guard lock(channels_mutex);
+    const Channels<Outgoing>& of = outgoing[head.from];
+    return head.channel < of.numbered.size() ? of.numbered[head.channel] : nullptr;
   }
   // What an aborted run has lent by channels that this one does not use is not waited for either.
   void enter(uint64_t now) {
     if (unread == 0) return;
     const std::lock_guard lock(channels_mutex);
-    for (auto& [channel, out] : outgoing) {
-      const std::lock_guard seen(out.mutex);
-      out.enter(now);
-    }
+    for (const Channels<Outgoing>& of : outgoing)
+      for (Outgoing* out : of.numbered) {
+        const std::lock_guard seen(out->mutex);
+        out->enter(now);
+      }
   }
   void ring() {
     ++rings;
@@ -245,14 +279,16 @@ struct Post::Desk {
   void abort() {
     aborted.store(true, std::memory_order_release);
     const std::lock_guard lock(channels_mutex);
-    for (auto& [channel, box] : mailboxes) {
-      { const std::lock_guard seen(box.mutex); }  // who waits has looked before this, or sees it
-      box.came.notify_all();
-    }
-    for (auto& [channel, out] : outgoing) {
-      { const std::lock_guard seen(out.mutex); }
-      out.freed.notify_all();
-    }
+    for (Channels<Mailbox>& of : mailboxes)
+      for (auto& [tag, box] : of.by_tag) {
+        { const std::lock_guard seen(box.mutex); }  // who waits has looked before this, or sees it
+        box.came.notify_all();
+      }
+    for (Channels<Outgoing>& of : outgoing)
+      for (Outgoing* out : of.numbered) {
+        { const std::lock_guard seen(out->mutex); }
+        out->freed.notify_all();
+      }
     { const std::lock_guard seen(settle_mutex); }
     settled.notify_all();
   }
@@ -358,7 +394,12 @@ class Post::Outbox final : public Wire::Sender {
     const std::lock_guard lock(out_.mutex);
     note(out_.sent);
     out_.counted += capacity_ > 0;
-    return {.run = out_.run, .tag = tag_, .sequence = out_.sent++, .capacity = capacity_, .kind = kind};
+    return {.run = out_.run,
+            .tag = tag_,
+            .sequence = out_.sent++,
+            .capacity = capacity_,
+            .channel = out_.number,
+            .kind = kind};
   }
   void send_loan(const LetterHead& head, const char* data, size_t bytes) {
     const Loan loan{reinterpret_cast<uintptr_t>(data), bytes};
@@ -383,7 +424,7 @@ class Post::Outbox final : public Wire::Sender {
 class Post::Inbox final : public Wire::Receiver {
  public:
   Inbox(std::shared_ptr<Post> post, std::shared_ptr<Desk> desk, int from, uint64_t tag)
-      : post_(std::move(post)), desk_(std::move(desk)), from_(from), tag_(tag), box_(desk_->mailbox(from, tag)) {}
+      : post_(std::move(post)), desk_(std::move(desk)), from_(from), box_(desk_->mailbox(from, tag)) {}
   const char* begin(size_t bytes, Lookout* lookout) override {
     if (!next(bytes, lookout)) return nullptr;
     Parcel& parcel = mine_.front();
@@ -437,10 +478,9 @@ class Post::Inbox final : public Wire::Receiver {
     return true;
   }
   void answer(LetterHead::Kind kind) {
-    const LetterHead& of = mine_.front().head;
-    post_->send(*desk_, from_,
-                {.run = of.run, .tag = tag_, .sequence = of.sequence, .capacity = of.capacity, .kind = kind}, nullptr,
-                0, {});
+    LetterHead head = mine_.front().head;
+    head.kind = kind;
+    post_->send(*desk_, from_, head, nullptr, 0, {});
   }
   template <class Found>
   bool wait(Lookout* lookout, Found found) {
@@ -450,7 +490,6 @@ class Post::Inbox final : public Wire::Receiver {
   const std::shared_ptr<Post> post_;
   const std::shared_ptr<Desk> desk_;
   const int from_;
-  const uint64_t tag_;
   Mailbox& box_;
   std::list<Parcel> mine_;        // the one that is being read
   std::unique_ptr<char[]> read_;  // what was lent
@@ -561,18 +600,18 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
     const std::lock_guard lock(mutex_);
     desk = desk_of(head.session);
   }
-  if (!desk) return {};
-  const int from = static_cast<int>(head.from);
+  if (!desk || head.from >= static_cast<uint32_t>(size_)) return {};
   Parcel* parcel = nullptr;
   if (head.kind == LetterHead::kTaken || head.kind == LetterHead::kRead) {
-    Outgoing& out = desk->out(from, head.tag);
+    Outgoing* const out = desk->answered_by(head);
+    if (out == nullptr) return {};
     {
-      const std::lock_guard lock(out.mutex);
-      if (head.run != out.run) return {};
-      out.taken += head.capacity > 0;
-      if (head.kind == LetterHead::kRead) out.was_read(head.sequence);
+      const std::lock_guard lock(out->mutex);
+      if (head.run != out->run) return {};
+      out->taken += head.capacity > 0;
+      if (head.kind == LetterHead::kRead) out->was_read(head.sequence);
     }
-    out.freed.notify_all();
+    out->freed.notify_all();
     if (head.kind == LetterHead::kRead && desk->unread == 0) {
       { const std::lock_guard seen(desk->settle_mutex); }
       desk->settled.notify_all();
@@ -580,9 +619,10 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
     wake();
   } else if (head.kind == LetterHead::kMessage || head.kind == LetterHead::kLent) {
     if (head.kind == LetterHead::kLent && bytes != sizeof(Loan)) return {};
-    Mailbox& box = desk->mailbox(from, head.tag);
-    const std::lock_guard lock(box.mutex);
-    parcel = &box.room(head, bytes, desk->run);
+    Mailbox* const box = desk->mailbox(head);
+    if (box == nullptr) return {};
+    const std::lock_guard lock(box->mutex);
+    parcel = &box->room(head, bytes, desk->run);
     if (parcel->is_lent()) {
       body = reinterpret_cast<char*>(&parcel->loan);
       return {std::move(desk), parcel};

@@ -131,10 +131,8 @@ Probed probe(Backends& backends, const std::vector<DeviceSpec>& devices, const P
         try {
           measure(k);
         } catch (const ProbeAborted&) {  // the overseer knows why
-        } catch (const Error& e) {
-          overseer.end(e);
         } catch (const std::exception& e) {
-          overseer.end(unexpected(e, "probe a device"));
+          overseer.end(as_error(e, "probe a device"));
         }
       });
     for (std::thread& thread : threads) thread.join();

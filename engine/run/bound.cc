@@ -150,7 +150,7 @@ class Binder {
       } catch (Error& e) {
         throw located(e, instruction);
       } catch (const std::bad_alloc& e) {
-        Error error = unexpected(e, fmt::format("make the kernel of op '{}'", instruction.name));
+        Error error = as_error(e, fmt::format("make the kernel of op '{}'", instruction.name));
         throw located(error, instruction);
       }
     }

@@ -12,9 +12,8 @@ namespace whale {
 
 namespace {
 
-constexpr int64_t kNanosecondsToTell = 500'000'000;    // until a rank has told where it is
-constexpr size_t kMostPlaces = 3;                      // that it tells
-constexpr double kAsksAfter = 0.5, kAsksEvery = 0.25;  // parts of the patience
+constexpr int64_t kNanosecondsToTell = 500'000'000;  // until a rank has told where it is
+constexpr size_t kMostPlaces = 3;                    // that it tells
 
 template <class Is>
 bool any_instruction(const Entry& entry, Is is) {
@@ -154,7 +153,7 @@ void Executor::begin_with_others() {
   try {
     wire_->tell({.kind = Notice::kBegun, .subject = subject_});
   } catch (const std::exception& e) {
-    stop(unexpected(e, "begin a run with the other ranks"));
+    stop(as_error(e, "begin a run with the other ranks"));
   }
 }
 
@@ -172,10 +171,8 @@ void Executor::share_outputs() noexcept {
     outputs_.push_back(overflows_.data());
     const bool shared = sharing_->run(outputs_, this);
     if (shared) overflowed_.store(std::find(overflows_.begin(), overflows_.end(), 1) != overflows_.end());
-  } catch (Error& e) {
-    stop(e);
   } catch (const std::exception& e) {
-    stop(unexpected(e, "share the outputs with the other ranks"));
+    stop(as_error(e, "share the outputs with the other ranks"));
   }
   outputs_.resize(entry_->outputs.size());
 }
@@ -199,10 +196,8 @@ void Executor::run(int device, Queue queue) noexcept {
     const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
     walk(d, s);
     if (values_.timeline) timeline_[d][s].times.cpu = cpu_nanoseconds() - cpu;
-  } catch (Error& e) {
-    stop(e.at_device(device));
   } catch (const std::exception& e) {
-    stop(unexpected(e, "run a step").at_device(device));
+    stop(as_error(e, "run a step").at_device(device));
   } catch (...) {
     stop(internal("an exception of an unknown type").at_device(device));
   }
@@ -281,10 +276,8 @@ bool Executor::walk_row(size_t device, size_t queue, size_t number, BoundSegment
       const int64_t cpu = values_.timeline ? cpu_nanoseconds() : 0;
       try {
         if (!execute(bound, device, static_cast<size_t>(row.micro_batch))) return false;
-      } catch (Error& e) {
-        throw Error(e.at_op(bound.source->name));
       } catch (const std::exception& e) {
-        throw unexpected(e, fmt::format("run op '{}'", bound.source->name)).at_op(bound.source->name);
+        throw as_error(e, fmt::format("run op '{}'", bound.source->name)).at_op(bound.source->name);
       }
       const int64_t end = now_nanoseconds();
       recorder.end(end);
@@ -437,15 +430,21 @@ void Executor::hear(const Notice& notice) noexcept {
 }
 
 // ---- nothing moves ----------------------------------------------------------------------------------------------
-bool Executor::is_at_work() const {
+std::vector<QueuePlace> Executor::places() const {
+  std::vector<QueuePlace> out;
   for (size_t d = 0; d < recorders_.size(); ++d)
     for (const auto& recorder : recorders_[d]) {
       if (!recorder) continue;
       const Recorder::Seen seen = recorder->see();
       if (!seen.in_run || seen.events.empty() || seen.events.back().begin == 0 || seen.events.back().end != 0) continue;
-      if (!waits_for_others(*place_of(machine_.plan(), *entry_, d, seen.events.back()).instruction)) return true;
+      out.push_back(place_of(machine_.plan(), *entry_, d, seen.events.back()));
     }
-  return false;
+  return out;
+}
+
+bool Executor::is_at_work() const {
+  const std::vector<QueuePlace> at = places();
+  return std::any_of(at.begin(), at.end(), [](const QueuePlace& p) { return !waits_for_others(*p.instruction); });
 }
 
 double Executor::still_seconds() const {
@@ -453,11 +452,20 @@ double Executor::still_seconds() const {
   return static_cast<double>(now_nanoseconds() - last) * 1e-9;
 }
 
-// A rank that is in the run says whether something moves with it; one that has not begun it says nothing.
+// Early enough for answers before anybody warns or gives up.
+double Executor::asks_after() const {
+  const double patience = machine_.world()->patience, warns_after = machine_.world()->warns_after;
+  return (warns_after > 0 ? std::min(warns_after, patience) : patience) / 2;
+}
+
+// A rank that is in the run says whether something moves with it; one that has not begun it says nothing. It need not
+// ask itself: all hear the answers.
 void Executor::answer() noexcept {
+  const int64_t now = now_nanoseconds();
+  asked_.store(now, std::memory_order_relaxed);
   try {
-    const auto still = static_cast<double>(now_nanoseconds() - moved_.load(std::memory_order_relaxed)) * 1e-9;
-    if (is_at_work() || still < kAsksAfter * machine_.world()->patience) wire_->tell({.kind = Notice::kMoves});
+    const auto still = static_cast<double>(now - moved_.load(std::memory_order_relaxed)) * 1e-9;
+    if (is_at_work() || still < asks_after()) wire_->tell({.kind = Notice::kMoves});
   } catch (...) {  // no memory for it
   }
 }
@@ -465,8 +473,7 @@ void Executor::answer() noexcept {
 // Of a thread that waits, now and then.
 void Executor::look_at_others() {
   const double patience = machine_.world()->patience, warns_after = machine_.world()->warns_after;
-  if (still_seconds() < (warns_after > 0 ? std::min(warns_after, kAsksAfter * patience) : kAsksAfter * patience))
-    return;
+  if (still_seconds() < asks_after()) return;
   const std::unique_lock lock(patience_mutex_, std::try_to_lock);
   if (!lock) return;
   if (is_at_work()) return moved_.store(now_nanoseconds(), std::memory_order_relaxed);
@@ -477,21 +484,23 @@ void Executor::look_at_others() {
     Error why(Code::kDeadlineExceeded, waiting_text(seconds));
     tell_place(kNone);
     stop(late.empty() ? why : why.at_rank(late[0]));
-  } else if (seconds >= kAsksAfter * patience && static_cast<double>(now - asked_) * 1e-9 >= kAsksEvery * patience) {
-    asked_ = now;
-    wire_->tell({.kind = Notice::kAsks});
-  } else if (!warned_ && warns_after > 0 && seconds >= warns_after) {
+    return;
+  }
+  if (!warned_ && warns_after > 0 && seconds >= warns_after) {
     warned_ = true;
     if (machine_.warn) machine_.warn(waiting_text(seconds));
   }
+  if (static_cast<double>(now - asked_.load(std::memory_order_relaxed)) * 1e-9 < asks_after()) return;
+  asked_.store(now, std::memory_order_relaxed);
+  wire_->tell({.kind = Notice::kAsks});
 }
 
 std::string Executor::waiting_text(double seconds) const {
   const std::string run = commits_ ? fmt::format("step {}", values_.iteration) : "an evaluation";
   const std::vector<int32_t> late = begun_.late();
   if (late.empty()) return fmt::format("nothing has moved in {} for {:.3g} seconds", run, seconds);
-  return fmt::format("{} {} not begun {}, which rank {} waits for since {:.3g} seconds", numbers(late, "rank", "ranks"),
-                     late.size() == 1 ? "has" : "have", run, wire_->rank(), seconds);
+  return fmt::format("{} {}, which rank {} waits for since {:.3g} seconds", have_not_begun(late), run, wire_->rank(),
+                     seconds);
 }
 
 // ---- who waits for what, when a rank is lost or nothing moves ---------------------------------------------------
@@ -499,18 +508,11 @@ RankPlace Executor::place() const {
   static const std::vector<int32_t> kOneRank;
   const std::vector<int32_t>& ranks = wire_ == nullptr ? kOneRank : machine_.ranks();
   std::vector<std::string> waits, works;
-  bool begun = false;
-  for (size_t d = 0; d < recorders_.size(); ++d)
-    for (const auto& recorder : recorders_[d]) {
-      if (!recorder) continue;
-      const Recorder::Seen seen = recorder->see();
-      begun = begun || seen.in_run;
-      if (!seen.in_run || seen.events.empty() || seen.events.back().begin == 0 || seen.events.back().end != 0) continue;
-      const QueuePlace at = place_of(machine_.plan(), *entry_, d, seen.events.back());
-      std::vector<std::string>& to = waits_for_others(*at.instruction) ? waits : works;
-      std::string text = place_text(at, ranks);
-      if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(std::move(text));
-    }
+  for (const QueuePlace& at : places()) {
+    std::vector<std::string>& to = waits_for_others(*at.instruction) ? waits : works;
+    std::string text = place_text(at, ranks);
+    if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(std::move(text));
+  }
   const auto listed = [](std::vector<std::string>& list) {
     const size_t more = list.size() - std::min(list.size(), kMostPlaces);
     list.resize(list.size() - more);
@@ -523,8 +525,12 @@ RankPlace Executor::place() const {
     case kBegins: return {true, "the other ranks to begin"};
     case kShares: return {true, "the outputs of the other ranks"};
     case kEnds: return {false, "in no run"};
-    default: return {false, begun ? "between two instructions" : "at its beginning"};
+    default: break;
   }
+  for (const auto& of_device : recorders_)
+    for (const auto& recorder : of_device)
+      if (recorder && recorder->see().in_run) return {false, "between two instructions"};
+  return {false, "at its beginning"};
 }
 
 // Each rank hears by itself who is lost, and tells the others where it is then. One that was lost in an earlier run is

@@ -104,8 +104,10 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void vote();
   bool commit();
   void stop_if_cancelled();
-  bool is_at_work() const;       // a device that is here, on what waits for nobody
-  double still_seconds() const;  // since something has moved, here or with another rank
+  std::vector<QueuePlace> places() const;  // of the queues that are here and in an instruction
+  bool is_at_work() const;                 // one of them, on what waits for nobody
+  double still_seconds() const;            // since something has moved, here or with another rank
+  double asks_after() const;               // seconds without a move
   void answer() noexcept;
   void look_at_others();
   std::string waiting_text(double seconds) const;
@@ -172,8 +174,8 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   // Of runs between ranks: when an instruction has ended here, and when another rank has told that something moves with
   // it, which is no answer to the question whether something moves here: two would keep each other waiting.
   std::atomic<int64_t> moved_{0}, others_moved_{0};
+  std::atomic<int64_t> asked_{0};  // all ranks, by this one or another, in this run; 0: not yet
   std::mutex patience_mutex_;
-  int64_t asked_ = 0;  // the others, in this run; 0: not yet
   bool warned_ = false;
 };
 

@@ -56,6 +56,10 @@ std::string numbers(std::vector<int32_t> list, const char* one, const char* seve
   return text;
 }
 
+std::string have_not_begun(const std::vector<int32_t>& ranks) {
+  return fmt::format("{} {} not begun", numbers(ranks, "rank", "ranks"), ranks.size() == 1 ? "has" : "have");
+}
+
 QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event) {
   const Program& program = entry.programs[static_cast<size_t>(entry.rows[device].program)];
   const ScheduleRow& row = program.schedule[event.row];

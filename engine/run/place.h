@@ -28,6 +28,8 @@ std::string place_text(const QueuePlace& place, const std::vector<int32_t>& rank
 
 // "rank 1", "ranks 0-2,5": by the words for one and for several.
 std::string numbers(std::vector<int32_t> list, const char* one, const char* several);
+// "ranks 0,2 have not begun": what, follows.
+std::string have_not_begun(const std::vector<int32_t>& ranks);
 
 // What a rank says of itself when another one is lost.
 struct RankPlace {

@@ -7,10 +7,13 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "base/no_signals.h"
+#include "base/watch.h"
 
 namespace whale {
 
-Error unexpected(const std::exception& e, const std::string& purpose) {
+Error as_error(const std::exception& e, const std::string& purpose) {
+  if (const auto* known = dynamic_cast<const Error*>(&e)) return *known;
+  if (const auto* stopped = dynamic_cast<const Stopped*>(&e)) return stopped->error();
   if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr)
     return error(Code::kResourceExhausted,
                  "the process has too little memory to {}; raise its limit (ulimit -v), or use fewer devices or a "
@@ -144,7 +147,7 @@ void Team::on_each(const std::string& purpose, const std::function<void(int)>& b
     } catch (Error& e) {
       throw Error(e.at_device(static_cast<int>(device)));
     } catch (const std::exception& e) {
-      throw unexpected(e, purpose).at_device(static_cast<int>(device));
+      throw as_error(e, purpose).at_device(static_cast<int>(device));
     }
   }
 }

@@ -13,8 +13,8 @@
 
 namespace whale {
 
-// An exception that is no Error as one: too little memory to do it, or a bug.
-Error unexpected(const std::exception& e, const std::string& purpose);
+// An exception as an Error: what it is or holds, too little memory to do it, or a bug.
+Error as_error(const std::exception& e, const std::string& purpose);
 
 // What all threads of a team do together.
 class Job {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/philox.h"
+#include "base/watch.h"
 #include "run/beginners.h"
 #include "run/place.h"
 #include "run/timeline.h"
@@ -28,7 +29,7 @@ class Reading final : private Ear::Listener, private Lookout {
       wire.tell({.kind = Notice::kBegun, .subject = subject_});
       if (begun_.wait(this) && sharing.run({to}, this)) return;
     } catch (const std::exception& e) {
-      wire.tell(notice_of(Notice::kStopped, unexpected(e, "read a variable with the other ranks")));
+      wire.tell(notice_of(Notice::kStopped, as_error(e, "read a variable with the other ranks")));
       throw;
     }
     const std::lock_guard lock(mutex_);
@@ -44,13 +45,17 @@ class Reading final : private Ear::Listener, private Lookout {
   }
   // On the thread that waits. All that a read does is to wait for others.
   void look() override {
+    try {
+      Watch::look();
+    } catch (const Stopped& stopped) {
+      return end(stopped.error(), true);
+    }
     const double patience = machine_.world()->patience;
     if (patience <= 0 || static_cast<double>(now_nanoseconds() - began_) < patience * 1e9) return;
     const std::vector<int32_t> late = begun_.late();
-    Error why = late.empty()
-                    ? error(Code::kDeadlineExceeded, "the other ranks' parts of the variable do not come")
-                    : error(Code::kDeadlineExceeded, "{} {} not begun to read the variable, as rank {} has",
-                            numbers(late, "rank", "ranks"), late.size() == 1 ? "has" : "have", machine_.wire()->rank());
+    Error why = late.empty() ? error(Code::kDeadlineExceeded, "the other ranks' parts of the variable do not come")
+                             : error(Code::kDeadlineExceeded, "{} to read the variable, as rank {} has",
+                                     have_not_begun(late), machine_.wire()->rank());
     end(late.empty() ? why : why.at_rank(late[0]), true);
   }
   void end(Error why, bool own) noexcept {

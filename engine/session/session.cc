@@ -69,11 +69,8 @@ template <class Body, class Tell>
 std::invoke_result_t<Body> or_else(Body body, Tell tell) {
   try {
     return body();
-  } catch (const Error& e) {
-    tell(e);
-    throw;
   } catch (const std::exception& e) {
-    tell(unexpected(e, "open a session or begin a run"));
+    tell(as_error(e, "open a session or begin a run"));
     throw;
   }
 }

@@ -57,7 +57,7 @@ std::invoke_result_t<Body> WirePeers::within(double seconds, bool cancellable, B
     if (error_->where().rank < 0 || error_->where().rank == rank()) wire_.tell(notice_of(Notice::kStopped, *error_));
     throw Error(*error_);
   } catch (const std::exception& e) {
-    wire_.tell(notice_of(Notice::kStopped, unexpected(e, "save or load with the other ranks")));
+    wire_.tell(notice_of(Notice::kStopped, as_error(e, "save or load with the other ranks")));
     throw;
   }
 }
@@ -122,8 +122,7 @@ void WirePeers::look() {
       end(error(Code::kDeadlineExceeded, "one of the other ranks does not answer, with which this one wants to {}",
                 what_));
     else
-      end(error(Code::kDeadlineExceeded, "{} {} not begun to {}, as rank {} has", numbers(late, "rank", "ranks"),
-                late.size() == 1 ? "has" : "have", what_, rank())
+      end(error(Code::kDeadlineExceeded, "{} to {}, as rank {} has", have_not_begun(late), what_, rank())
               .at_rank(late[0]));
   } catch (const Stopped& stopped) {
     end(stopped.error());

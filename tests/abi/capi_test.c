@@ -1043,12 +1043,12 @@ static void test_session(const char* devices) {
   OK(whale_session_read(s, WHALE_STR("body.w1"), &w));
   CHECK(((float*)whale_tensor_data(w))[0] == 9.0f);
   whale_tensor* copy = NULL;
-  OK(whale_session_read_copy(s, WHALE_STR("body.w1"), 0, &copy));
+  OK(whale_session_read_copy(s, WHALE_STR("body.w1"), 0, NULL, &copy));
   CHECK(((float*)whale_tensor_data(copy))[0] == 9.0f);
   whale_tensor_release(copy);
   copy = NULL;
-  FAILS(whale_session_read_copy(s, WHALE_STR("body.w1"), 99, &copy), WHALE_INVALID_ARGUMENT, "copy 99");
-  FAILS(whale_session_read_copy(s, WHALE_STR("body.w1"), -1, &copy), WHALE_INVALID_ARGUMENT, "copy -1");
+  FAILS(whale_session_read_copy(s, WHALE_STR("body.w1"), 99, NULL, &copy), WHALE_INVALID_ARGUMENT, "copy 99");
+  FAILS(whale_session_read_copy(s, WHALE_STR("body.w1"), -1, NULL, &copy), WHALE_INVALID_ARGUMENT, "copy -1");
   CHECK(copy == NULL);
   FAILS(whale_session_write(s, WHALE_STR("body.w2"), w), WHALE_INVALID_ARGUMENT, "body.w2");
   FAILS(whale_session_write(s, WHALE_STR("body.w1"), NULL), WHALE_INVALID_ARGUMENT, "`tensor` is NULL");

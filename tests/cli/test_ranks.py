@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from test_cli import files, whale  # noqa: F401 (a fixture)
+from test_cli import WHALE, files, whale  # noqa: F401 (a fixture)
 
 
 def losses(*arguments):
@@ -91,10 +91,19 @@ def test_a_damaged_shard_is_named(files, tmp_path):
 def test_ranks_refuse_what_they_cannot_do(files, tmp_path):
     assert "rank 1 of 2 has none of the plan's 1 devices" in whale("run", files / "mlp.whale", "--ranks", 2, code=2)
     assert "plan for at least a device a rank" in whale("verify", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 3, code=2)
-    assert "several ranks write none" in whale("run", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 2, "--trace", tmp_path / "t", code=2)
     for wrong in (0, -1, 1.5, "two", 5000):
         assert "--ranks" in whale("run", files / "mlp.whale", f"--ranks={wrong}", code=2)
     assert not any(tmp_path.iterdir())
+
+
+def test_each_rank_writes_its_timeline(files, tmp_path):
+    options = ["--strategy", "replica", "--steps", 2, "--quiet", "--trace"]
+    whale("run", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 2, *options, tmp_path / "in.json")
+    whale("launch", "-n", 2, "--", WHALE, "run", files / "mlp.whale", *options, tmp_path / "by.json")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["by.rank0.json", "by.rank1.json", "in.rank0.json", "in.rank1.json"]
+    for path in tmp_path.iterdir():
+        devices = {event["pid"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"}
+        assert devices == {int(path.stem[-1])}
 
 
 def test_a_label_out_of_range_ends_the_run_of_all_ranks(files, tmp_path):

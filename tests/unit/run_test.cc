@@ -427,7 +427,7 @@ TEST_CASE("memory that runs out is an error that says what for, and where") {
   CHECK(step->code() == Code::kResourceExhausted);
   CHECK(step->message().find("too little memory to run op 'g'") != std::string::npos);
   CHECK(step->where().device == 1);
-  const Error other = unexpected(std::runtime_error("odd"), "hold the variables");
+  const Error other = as_error(std::runtime_error("odd"), "hold the variables");
   CHECK(other.code() == Code::kInternal);
   CHECK(other.message() == "cannot hold the variables: odd");
 }
@@ -506,45 +506,61 @@ TEST_CASE("a cancel at any moment leaves all devices alike") {
   MESSAGE(applied << " steps were applied, " << stopped << " cancelled");
 }
 
-TEST_CASE("a rank that is at work is waited for, however long that takes") {
-  HandOptions o;
-  o.devices = 2;
-  const Plan plan = test::hand_plan(o);
-  std::vector<std::unique_ptr<Rig>> rigs;
-  for (World world : make_inproc_worlds(2)) {
-    world.patience = 0.2;
-    rigs.push_back(std::make_unique<Rig>(plan, world));
+// Ranks of a device each.
+struct Rigs {
+  std::vector<std::unique_ptr<Rig>> all;
+
+  template <class Set>
+  Rigs(int ranks, Set set) {
+    HandOptions o;
+    o.devices = ranks;
+    const Plan plan = test::hand_plan(o);
+    for (World world : make_inproc_worlds(ranks)) {
+      set(world);
+      all.push_back(std::make_unique<Rig>(plan, world));
+    }
   }
-  rigs[1]->hook = [](int, const std::string& name) {
-    if (name == "g") std::this_thread::sleep_for(std::chrono::milliseconds(700));
-  };
-  const std::vector<float> x = test::hand_batch(o.batch);
-  std::vector<std::optional<Error>> errors(2);
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < 2; ++r) threads.emplace_back([&, r] { errors[r] = rigs[r]->step(x, 0.01); });
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& error : errors) CHECK_MESSAGE(!error, (error ? error->message() : ""));
+  void sleep_at_work(size_t rank, int milliseconds) {
+    all[rank]->hook = [=](int, const std::string& name) {
+      if (name == "g") std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    };
+  }
+  // A step of the first ones.
+  std::vector<std::optional<Error>> step(size_t ranks) {
+    const std::vector<float> x = test::hand_batch(HandOptions().batch);
+    std::vector<std::optional<Error>> errors(ranks);
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < ranks; ++r) threads.emplace_back([&, r] { errors[r] = all[r]->step(x, 0.01); });
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+};
+
+TEST_CASE("a rank that is at work is waited for, however long that takes, and nobody is warned of it") {
+  Rigs rigs(2, [](World& world) { world.patience = 1.5, world.warns_after = 1; });
+  rigs.sleep_at_work(1, 2500);
+  std::atomic<int> warnings{0};
+  for (auto& rig : rigs.all) rig->machine->warn = [&](const std::string&) { ++warnings; };
+  for (const auto& error : rigs.step(2)) CHECK_MESSAGE(!error, (error ? error->message() : ""));
+  CHECK(warnings == 0);
+}
+
+TEST_CASE("a rank that has not begun is warned of once, and then ends the run") {
+  Rigs rigs(2, [](World& world) { world.patience = 2, world.warns_after = 0.2; });
+  std::vector<std::string> warnings;
+  rigs.all[0]->machine->warn = [&](const std::string& text) { warnings.push_back(text); };
+  const auto error = rigs.step(1)[0];
+  REQUIRE(error);
+  CHECK(error->where().rank == 1);
+  REQUIRE(warnings.size() == 1);
+  CHECK_MESSAGE(warnings[0].starts_with("rank 1 has not begun step 0, which rank 0 waits for since "), warnings[0]);
 }
 
 // One asks while the other has just moved, and is asked when it has just been answered.
 TEST_CASE("two ranks that wait for a third do not keep each other waiting") {
-  HandOptions o;
-  o.devices = 3;
-  const Plan plan = test::hand_plan(o);
-  std::vector<std::unique_ptr<Rig>> rigs;
-  for (World world : make_inproc_worlds(3)) {
-    world.patience = 0.4;
-    rigs.push_back(std::make_unique<Rig>(plan, world));
-  }
-  rigs[1]->hook = [](int, const std::string& name) {
-    if (name == "g") std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  };
-  const std::vector<float> x = test::hand_batch(o.batch);
-  std::vector<std::optional<Error>> errors(2);
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < 2; ++r) threads.emplace_back([&, r] { errors[r] = rigs[r]->step(x, 0.01); });
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& error : errors) {
+  Rigs rigs(3, [](World& world) { world.patience = 0.4; });
+  rigs.sleep_at_work(1, 100);
+  for (const auto& error : rigs.step(2)) {
     REQUIRE(error);
     CHECK(error->code() == Code::kDeadlineExceeded);
     CHECK(error->where().rank == 2);

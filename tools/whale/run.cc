@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 
 #include <nlohmann/json.hpp>
 
@@ -105,6 +106,20 @@ std::string keep_what_was_made(const Runner& runner, int64_t steps, bool unchang
   return "saved " + made + " to " + shown(save);
 }
 
+// Of the ranks of this process, in their order.
+std::vector<std::string> trace_files(const std::string& path, const SessionArguments& session) {
+  if (path.empty()) return {};
+  if (ranks_of(session) == 1) return {path};
+  const int32_t first = session.world == nullptr ? 0 : whale_world_rank(session.world);
+  std::vector<std::string> files;
+  for (int32_t r = first; r < first + session.ranks; ++r) {
+    const std::filesystem::path of(path);
+    const std::string name = of.stem().string() + ".rank" + std::to_string(r) + of.extension().string();
+    files.push_back((of.parent_path() / name).string());
+  }
+  return files;
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, int& exit_code) {
@@ -132,7 +147,9 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--save", state->save, "write a checkpoint to this directory at the end");
   command->add_option("--load", state->load, "go on from this checkpoint, in the data too");
   command->add_option("--lr", state->lr, "learning rate, instead of the model's schedule")->check(not_negative());
-  command->add_option("--trace", state->trace, "write a timeline of the last step (open at ui.perfetto.dev)");
+  command->add_option("--trace", state->trace,
+                      "write a timeline of the last step (open at ui.perfetto.dev); of several ranks a file each: "
+                      "t.json is t.rank0.json");
   command->add_flag("--json", state->json, "an object a step: step, loss, seconds, items_per_second");
   command->add_flag("--quiet", state->quiet, "no progress bar");
   command->add_flag("--ignore-nan", state->session.ignore_nan, "go on when the loss is not finite");
@@ -143,11 +160,10 @@ void add_run(CLI::App& app, int& exit_code) {
   add_ranks_option(*command, state->session);
   command->callback([state, seed, devices, &exit_code] {
     if (!state->save.empty()) check_directory(state->save);
-    if (!state->trace.empty()) check_target(state->trace, "--trace", {state->path, state->data});
     const Engine engine = make_engine(state->arguments.init_dir);
     const World world = join_processes(engine.get(), state->arguments, devices->count() > 0, state->session);
-    if (ranks_of(state->session) > 1 && !state->trace.empty())
-      throw Failure("--trace: several ranks write none; leave it out, or train in one process and rank");
+    const std::vector<std::string> traces = trace_files(state->trace, state->session);
+    for (const std::string& trace : traces) check_target(trace, "--trace", {state->path, state->data});
     const bool first = is_first(state->session);
     if (!first) state->json = false, state->quiet = true;
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
@@ -185,7 +201,8 @@ void add_run(CLI::App& app, int& exit_code) {
     for (; i <= state->steps && interruption.number() == 0; ++i) {
       const int64_t last = whale_session_iteration(runner.session()), updates = whale_session_updates(runner.session());
       const Batch batch = data->batch(data_seed, last);
-      if (i == state->steps && !state->trace.empty()) check(whale_session_trace(runner.session(), 1));
+      if (i == state->steps && !traces.empty())
+        runner.each([](whale_session* session) { check(whale_session_trace(session, 1)); });
       const double start = seconds_now();
       try {
         loss = runner.step(batch);
@@ -229,7 +246,10 @@ void add_run(CLI::App& app, int& exit_code) {
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "
                    "is halved by each (--loss-scale)\n",
                    static_cast<long>(skipped), static_cast<long>(i - 1));
-    if (whole && !state->trace.empty()) write_file(state->trace, text(whale_session_timeline_json, runner.session()));
+    if (whole && !traces.empty())
+      runner.each([trace = traces.begin()](whale_session* session) mutable {
+        write_file(*trace++, text(whale_session_timeline_json, session));
+      });
     if (!whole) {
       progress.leave();
       std::fprintf(stderr, "whale: interrupted after step %ld, %s%s\n",

@@ -144,7 +144,7 @@ double Runner::eval(const Batch& batch, const std::vector<std::string>& names, s
 }
 
 Tensor Runner::read(const std::string& variable, int64_t copy) const {
-  if (sessions_.size() == 1) return own<Tensor>(whale_session_read_copy, session(), str(variable), copy);
+  if (sessions_.size() == 1) return own<Tensor>(whale_session_read_copy, session(), str(variable), copy, nullptr);
   whale_variable of = WHALE_VARIABLE_INIT;
   for (size_t i = 0; to_string(of.name) != variable; ++i) check(whale_session_variable(session(), i, &of));
   Tensor all[2];  // twice, onto other bytes: what no rank holds is not the same

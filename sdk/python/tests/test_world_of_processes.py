@@ -155,6 +155,39 @@ job ={PROGRAM.split("job =")[1]}print(step(0).hex())
     assert told.startswith("0 rank 0 opens no session: opening the session was cancelled") and [value] == out.split()
 
 
+@pytest.mark.parametrize("call", ["job.save(folder)", "job.load(folder)", "job.read(job.variables()[0].name)", "job.parameters()"])
+def test_ctrl_c_ends_the_wait_for_ranks_that_do_not_save_load_or_read(call, tmp_path):
+    """The others, which come to it later, hear of it; then all go on."""
+    program = CAUGHT + PROGRAM + f"folder = {str(tmp_path / 'c')!r}\njob.save(folder)\n"
+    early = program + f"""
+print("waits", flush=True)
+try:
+    {call}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+{call}
+print(step(0).hex())
+"""
+    late = program + f"""
+sys.stdin.readline()
+try:
+    {call}
+except wh.WhaleError as e:
+    print(type(e).__name__, e.rank)
+{call}
+print(step(0).hex())
+"""
+    port = free_port()
+    first, second = start(early, 0, 2, port), start(late, 1, 2, port)
+    interrupted(first, "waits")
+    assert first.stdout.readline().strip() == "interrupted"
+    second.stdin.write("\n")
+    second.stdin.flush()
+    (out, err, code), (out_late, err_late, code_late) = ends([first, second])
+    assert (code, err, code_late, err_late) == (0, "", 0, "")
+    assert out_late.split() == ["Cancelled", "0", *out.split()]
+
+
 def test_half_an_environment_is_an_error():
     process = start("import whale as wh; wh.world()", 0, 2, free_port())
     process.kill()

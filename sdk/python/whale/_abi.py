@@ -487,7 +487,7 @@ PROTOTYPES = {
     "whale_session_entry": (c_void_p, [c_void_p, c_size_t, POINTER(whale_entry)]),
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),
     "whale_session_write": (c_void_p, [c_void_p, whale_str, c_void_p]),
-    "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, POINTER(c_void_p)]),
+    "whale_session_read_copy": (c_void_p, [c_void_p, whale_str, c_int64, c_void_p, POINTER(c_void_p)]),
     "whale_session_read_here": (c_void_p, [c_void_p, whale_str, c_int64, c_void_p, POINTER(c_size_t)]),
     "whale_session_variable_count": (c_size_t, [c_void_p]),
     "whale_session_variable": (c_void_p, [c_void_p, c_size_t, POINTER(whale_variable)]),

@@ -134,7 +134,7 @@ class Plan:
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
         options.cancel = cancel.pointer
         return Job(self, interruptible(lambda: make("whale_session_release", lib.whale_session_create, engine(), self._handle.pointer,
-                                                    byref(options)), cancel.pointer))
+                                                    byref(options)), cancel.pointer), world)
 
     def svg(self) -> str:
         """A picture: devices, their samples, compute and communication over the step, memory."""
@@ -341,9 +341,10 @@ class Job:
     first variable is written it stops the step and leaves the job as before it, from then on the step completes. A
     KeyboardInterrupt that is no ``Interrupted`` came before the step began or after it had returned. docs/promises.md."""
 
-    def __init__(self, plan: Plan, handle: Handle):
+    def __init__(self, plan: Plan, handle: Handle, world: World | None):
         self.plan = plan
         self._handle = handle
+        self._world = world
         self._variables: list[Variable] | None = None
         self._inputs: dict[str, dict[str, DType]] = {}
         self._outputs: dict[str, list[str]] = {}
@@ -512,7 +513,11 @@ class Job:
         each is read from. InvalidArgument when there is no such copy. In a world all ranks read alike, and every one gets the whole."""
         with self._telling():
             wanted, number = string(arguments.text("name", name)), c_int64(arguments.integer("copy", copy, 0))
-        return numpy_of(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, wanted, number))
+        if self._world is None:
+            return numpy_of(make("whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, wanted, number, None))
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        read = functools.partial(make, "whale_tensor_release", lib.whale_session_read_copy, self._handle.pointer, wanted, number, cancel.pointer)
+        return numpy_of(interruptible(read, cancel.pointer))
 
     def write(self, name: str, value: Any) -> None:
         """Replaces a variable on every device."""
@@ -566,14 +571,14 @@ class Job:
 
         Whatever fails or dies, the directory holds the previous checkpoint or the new one, whole. Nothing else in it is touched;
         it may be the working directory. While another save of this directory is under way, in any thread or process, this one
-        raises Aborted and does nothing. Null devices hold no values: FailedPrecondition, and what is there stays.
+        raises Aborted and does nothing. Null devices hold no values: FailedPrecondition, and what is there stays. Ctrl-C leaves the previous one.
 
         In a world all ranks save alike, into one directory that all of them see; each writes files of its own beside one ``whale.json``, and
         any plan of any number of ranks loads them. What fails on one rank is raised on all, with its ``rank``.
         """
         with self._telling():
-            path = string(_target(directory))
-        check(lib.whale_session_save(self._handle.pointer, path))
+            path = _target(directory)
+        self._completed(lib.whale_session_save_async, path)
 
     def save_async(self, directory: str | os.PathLike) -> Future[None]:
         """``save`` to ``directory`` beside the caller. Until it has ended a step, an evaluation, ``prepare``, a save or a load of this job is FailedPrecondition;
@@ -581,6 +586,11 @@ class Job:
         with self._telling():
             path = _target(directory)
         return self._beside(lib.whale_session_save_async, path, lambda _: None)
+
+    def _completed(self, function, path: str) -> None:
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        event = make("whale_event_release", function, self._handle.pointer, string(path), cancel.pointer)
+        interruptible(lambda: check(lib.whale_event_wait(event.pointer, c_double(-1), byref(c_int32()))), cancel.pointer)
 
     def _beside(self, function, path: str, finish) -> Future:
         cancel = make("whale_cancel_release", lib.whale_cancel_create)
@@ -600,7 +610,7 @@ class Job:
         """
         with self._telling():
             path = arguments.path("directory", directory)
-        check(lib.whale_session_load(self._handle.pointer, string(path)))
+        self._completed(lib.whale_session_load_async, path)
         self._warn_of_loaded(path)
 
     def load_async(self, directory: str | os.PathLike) -> Future[None]:
