@@ -109,6 +109,7 @@ const std::vector<bool>& Executor::inputs_read() const {
 void Executor::start(const StepValues& values, Ended ended, void* context) {
   machine_.team().wait_idle();
   values_ = values;
+  step_.store(values.iteration, std::memory_order_relaxed);
   ended_ = ended;
   context_ = context;
   state_.store(kOpen, std::memory_order_relaxed);
@@ -496,7 +497,7 @@ void Executor::look_at_others() {
 }
 
 std::string Executor::waiting_text(double seconds) const {
-  const std::string run = commits_ ? fmt::format("step {}", values_.iteration) : "an evaluation";
+  const std::string run = run_text(values_.iteration);
   const std::vector<int32_t> late = begun_.late();
   if (late.empty()) return fmt::format("nothing has moved in {} for {:.3g} seconds", run, seconds);
   return fmt::format("{} {}, which rank {} waits for since {:.3g} seconds", have_not_begun(late), run, wire_->rank(),
@@ -531,6 +532,18 @@ RankPlace Executor::place() const {
     for (const auto& recorder : of_device)
       if (recorder && recorder->see().in_run) return {false, "between two instructions"};
   return {false, "at its beginning"};
+}
+
+Whereabouts::Place Executor::whereabouts() const {
+  const bool in_run = stage_.load(std::memory_order_relaxed) != kEnds;
+  const std::string run = run_text(step_.load(std::memory_order_relaxed));
+  if (!in_run) return {false, fmt::format("in no run, after {}", run)};
+  const RankPlace at = place();
+  return {true, fmt::format("in {}, {}{}", run, at.waits ? "waiting for " : "", at.what)};
+}
+
+std::string Executor::run_text(int64_t step) const {
+  return commits_ ? fmt::format("step {}", step) : std::string("an evaluation");
 }
 
 // Each rank hears by itself who is lost, and tells the others where it is then. One that was lost in an earlier run is
@@ -586,8 +599,8 @@ void Executor::add_places() {
   const std::lock_guard lock(error_mutex_);
   for (size_t r = 0; r < gone_.size(); ++r)
     if (gone_[r]) places_[r].what.clear();
-  const std::string where = commits_ ? fmt::format("step {}", values_.iteration) : "an evaluation";
-  Error full(error_->code(), fmt::format("{}; in {} {}", error_->message(), where, joined_places(places_)));
+  Error full(error_->code(),
+             fmt::format("{}; in {} {}", error_->message(), run_text(values_.iteration), joined_places(places_)));
   full.at_rank(error_->where().rank).with_damage(error_->damage());
   error_ = std::move(full);
 }

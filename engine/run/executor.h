@@ -72,6 +72,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   }
   // What this rank waits for, or is at. From any thread.
   RankPlace place() const;
+  Whereabouts::Place whereabouts() const;  // likewise
   // Of the last run: a value that was not finite was found before the update, which changed nothing.
   bool overflowed() const { return overflowed_.load(std::memory_order_acquire); }
   bool has_timeline() const { return timeline_filled_; }
@@ -111,7 +112,8 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void answer() noexcept;
   void look_at_others();
   std::string waiting_text(double seconds) const;
-  void tell_place(int lost) noexcept;  // kNone: nothing moves
+  std::string run_text(int64_t step) const;  // "step 7"
+  void tell_place(int lost) noexcept;        // kNone: nothing moves
   void heard_place(const Notice& notice) noexcept;
   void expect_no_more(int rank);  // under error_mutex_
   void add_places();              // to the error, where a rank is lost
@@ -151,6 +153,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   const Narrowed* narrow_ = nullptr;                // of the next run; null: everything
 
   StepValues values_;
+  std::atomic<int64_t> step_{0};  // its iteration, for other threads
   Ended ended_ = nullptr;
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};

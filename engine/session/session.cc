@@ -105,7 +105,18 @@ struct Session::Impl {
   int64_t planned = 0;          // entries, by this session
   Executor* last = nullptr;     // of the last run; written under record_mutex
   mutable std::mutex record_mutex;
-  std::string run_error;  // how the last run ended; likewise
+  std::string run_error;                    // how the last run ended; likewise
+  std::atomic<const char*> doing{nullptr};  // besides runs: "in a save"
+  class Does {
+   public:
+    Does(Impl& impl, const char* what) : doing_(impl.doing) { doing_ = what; }
+    ~Does() { doing_ = nullptr; }
+    Does(const Does&) = delete;
+    Does& operator=(const Does&) = delete;
+
+   private:
+    std::atomic<const char*>& doing_;
+  };
 
   Impl(std::shared_ptr<const Plan> plan_, std::shared_ptr<Backends> backends_, const SessionOptions& options_)
       : plan(std::move(plan_)), backends(std::move(backends_)), options(options_) {
@@ -120,6 +131,7 @@ struct Session::Impl {
               leave_world(e);
             });
     or_else([&] { stoppable([&] { open(); }); }, [&](const Error& e) { leave_world(e); });
+    if (tells_place()) options.world->whereabouts->add(options.world->number, [this] { return whereabouts(); });
   }
 
   void check_options() {
@@ -223,6 +235,13 @@ struct Session::Impl {
           kSecondsToMeet);
   }
 
+  bool tells_place() const { return !is_alone() && options.world->whereabouts != nullptr; }
+  Whereabouts::Place whereabouts() const {
+    if (const char* now = doing.load()) return {true, now};
+    const std::lock_guard lock(record_mutex);
+    return last == nullptr ? Whereabouts::Place{false, "in no run yet"} : last->whereabouts();
+  }
+
   // The others' later runs end with this.
   void leave_world(const Error& why) noexcept {
     if (is_alone()) return;
@@ -265,6 +284,7 @@ struct Session::Impl {
       return;
     }
     closing.store(true);
+    if (tells_place()) options.world->whereabouts->remove(options.world->number);
     if (run) run->wait(-1);
     machine->team().wait_idle();
     leave_world(error(Code::kUnavailable, "its session is closed"));
@@ -680,6 +700,7 @@ TensorType Session::variable_type(std::string_view name) const {
 
 void Session::read(std::string_view name, const HostTensor& to, int64_t copy) {
   impl_->settle();
+  const Impl::Does reads(*impl_, "in a read of a variable");
   const auto copy_number = static_cast<size_t>(copy);
   if (impl_->is_alone()) {
     impl_->machine->read_variable(impl_->find_copy(name, to, copy), copy_number, 0, to.data, to.bytes());
@@ -731,6 +752,7 @@ uint64_t Session::seed() const { return impl_->options.seed; }
 
 void Session::save(const std::string& directory) {
   impl_->settle();
+  const Impl::Does saves(*impl_, "in a save");
   CheckpointPart model, optimizer;
   impl_->or_refuse([&] {
     impl_->check_computes();
@@ -754,6 +776,7 @@ void Session::save(const std::string& directory) {
 
 void Session::load(const std::string& directory) {
   impl_->settle();
+  const Impl::Does loads(*impl_, "in a load");
   std::optional<WirePeers> peers;
   if (!impl_->is_alone()) peers.emplace(*impl_->machine, "load");
   // On all ranks or on none.

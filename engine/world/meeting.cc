@@ -37,7 +37,7 @@ constexpr uint32_t kMostBytes = 16u << 20;               // of a frame
 constexpr size_t kMostAtOnce = kMostBytes + (1u << 20);  // that is read before it is looked at
 constexpr size_t kMostStrangers = 64;  // connections that have not said the token yet; or twice the ranks
 constexpr double kStrangerSeconds = 5;
-constexpr size_t kMostFarewellBytes = 2000;
+constexpr size_t kMostFarewellBytes = 2000, kMostPlaceBytes = 1000;
 constexpr double kFarewellSeconds = 2;  // that rank 0 stays for those who have not left
 
 // What a connection begins with.
@@ -50,7 +50,8 @@ struct Hello {
 enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kLater, kValue, kAbsent, kLost, kLeft };
 
 // A frame is a length, a Say, two numbers, and a text; of kPut the text is the key and, `b` bytes behind it, the value.
-// kBye and kAbsent have the text of why a rank has left, if it said it, and `b` the rank at fault, from 1.
+// kHere has the text of what a rank is at; from the host, rank 0. kBye and kAbsent have the text of why a rank has
+// left, if it said it, and `b` the rank at fault, from 1.
 struct FrameHead {
   uint32_t bytes = 0;  // of the text
   uint32_t a = 0, b = 0;
@@ -62,6 +63,19 @@ struct FrameHead {
 struct Farewell {
   uint32_t at_fault = 0;  // a rank, from 1; 0: none
   std::string why = {};   // empty: it was through
+};
+
+// What a rank has said that it is at.
+struct SaidPlace {
+  std::string text;
+  Clock::time_point when;
+
+  void say(const std::string& now) { text = now.substr(0, kMostPlaceBytes), when = Clock::now(); }
+  // What follows on why it is lost.
+  std::string last() const {
+    if (text.empty()) return {};
+    return fmt::format("; {:.1f} seconds before, it was {}", Seconds(Clock::now() - when).count(), text);
+  }
 };
 
 std::string frame(Say say, uint32_t a = 0, uint32_t b = 0, std::string_view text = {}) {
@@ -172,7 +186,8 @@ class Host {
     int rank = -1;  // not known yet
     bool left = false, cut = false;
     Clock::time_point last = Clock::now();
-    std::string self;
+    std::string self = {};
+    SaidPlace at = {};
     std::map<std::string, std::vector<Question>> asked = {};  // keys that are not there yet
   };
 
@@ -326,7 +341,7 @@ class Host {
         for (const auto& other : connections_)
           if (other->rank >= 0) other->out += frame(Say::kLeft, static_cast<uint32_t>(c.rank));
         break;
-      case Say::kHere: break;
+      case Say::kHere: c.at.say(text); break;
       case Say::kLost: {  // it does not reach that one, and nobody else is known to be lost
         const auto is_that = [&](const auto& other) { return other->rank == static_cast<int>(head.a) && !other->cut; };
         const auto other = std::find_if(connections_.begin(), connections_.end(), is_that);
@@ -341,6 +356,9 @@ class Host {
     const auto now = Clock::now();
     const bool beat = Seconds(now - beat_).count() >= pulse(options_);
     if (beat) beat_ = now;
+    std::string_view rank_0s;
+    for (const auto& c : connections_)
+      if (c->rank == 0) rank_0s = c->at.text;
     for (const auto& c : connections_) {
       const double silent = Seconds(now - c->last).count();
       if (c->rank < 0 && silent > kStrangerSeconds) c->cut = true;
@@ -348,13 +366,13 @@ class Host {
         c->cut = true;
         tell_lost(*c, fmt::format("it has not been heard for {:.3g} seconds", options_.timeout_seconds));
       }
-      if (beat && c->rank >= 0) c->out += frame(Say::kHere);
+      if (beat && c->rank >= 0) c->out += frame(Say::kHere, 0, 0, rank_0s);
     }
   }
 
   void tell_lost(Connection& lost, const std::string& what) {
     const std::string who = lost.self.empty() ? std::string() : " (" + lost.self + ")";
-    const std::string why = fmt::format("rank {}{} is lost: {}", lost.rank, who, what);
+    const std::string why = fmt::format("rank {}{} is lost: {}{}", lost.rank, who, what, lost.at.last());
     if (!lost_.emplace(lost.rank, why).second) return;
     for (const auto& c : connections_)  // itself too: it may only have been stopped
       if (c->rank >= 0) c->out += frame(Say::kLost, static_cast<uint32_t>(lost.rank), 0, why);
@@ -539,13 +557,20 @@ class Meeting final : public MeetingStore {
         open = false;
       }
       if (over()) return;
-      if (!open) return lose(0, who_is_0_ + " is lost: its process has ended");
+      if (!open) return lose(0, fmt::format("{} is lost: its process has ended{}", who_is_0_, rank_0_at_.last()));
       const auto now = Clock::now();
       if (Seconds(now - heard).count() > options_.timeout_seconds)
-        return lose(0, fmt::format("{} is lost: it has not been heard for {:.3g} seconds", who_is_0_,
-                                   options_.timeout_seconds));
+        return lose(0, fmt::format("{} is lost: it has not been heard for {:.3g} seconds{}", who_is_0_,
+                                   options_.timeout_seconds, rank_0_at_.last()));
       tell_doubts(options_.timeout_seconds);
-      if (Seconds(now - said).count() >= pulse(options_)) said = now, say(Say::kHere);
+      if (Seconds(now - said).count() >= pulse(options_)) said = now, say(Say::kHere, 0, 0, place());
+    }
+  }
+  std::string place() const {
+    try {
+      return options_.at ? options_.at().substr(0, kMostPlaceBytes) : std::string();
+    } catch (const std::exception&) {  // no memory for it
+      return {};
     }
   }
   // That are so old.
@@ -574,6 +599,7 @@ class Meeting final : public MeetingStore {
   void hear(const FrameHead& head, const std::string& text) {
     const bool cut_off = head.say == Say::kLost && head.a == static_cast<uint32_t>(options_.rank);
     if (head.say == Say::kLost) lose(static_cast<int>(head.a), text);
+    if (head.say == Say::kHere) rank_0_at_.say(text);
     const std::lock_guard lock(mutex_);
     if (head.say == Say::kValue) answers_[head.a] = {text, {}};
     if (head.say == Say::kAbsent) answers_[head.a] = {std::nullopt, {head.b, text}};
@@ -597,6 +623,7 @@ class Meeting final : public MeetingStore {
   Socket socket_;
   Incoming in_;
   std::string who_is_0_;
+  SaidPlace rank_0_at_;
   Clock::time_point later_;  // that it last asked to come later
   std::mutex writing_;
   std::mutex mutex_;

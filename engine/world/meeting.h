@@ -3,7 +3,7 @@
 //
 // A connection says the job's token before anything else; who does not know it within some seconds is cut off. The
 // ranks say "here" in turn, from a thread of their own. A rank whose connection ends without a farewell, or that is
-// silent for `timeout_seconds`, is lost: all others hear it.
+// silent for `timeout_seconds`, is lost: all others hear it, and what it said last that it was at.
 #pragma once
 
 #include <functional>
@@ -24,6 +24,9 @@ struct MeetingOptions {
   double timeout_seconds = 30;  // of a rank that is silent, and of one that does not come
   std::string self = {};        // who this is, for messages: "host 'a', process 17"
   std::function<void(int rank, const std::string& why)> lost;  // on a thread of the meeting's; once a rank
+  // What this rank is at, for the others when it is lost; asked each time that it says "here", on a thread of the
+  // meeting's. Null: nobody knows.
+  std::function<std::string()> at = {};
 };
 
 class MeetingStore : public Store {

@@ -99,10 +99,16 @@ class ProcessWorlds final : public Worlds {
         warns_after_(options.timeout_seconds),
         patience_(options.run_timeout_seconds) {
     const auto news = std::make_shared<News>();
-    const std::shared_ptr<MeetingStore> meeting =
-        meet({options.rank, options.size, options.address, options.port, options.token, options.timeout_seconds,
-              fmt::format("host '{}', process {}", host_name(), getpid()),
-              [news](int rank, const std::string& why) { news->lost(rank, why); }});
+    MeetingOptions with{.rank = options.rank,
+                        .size = options.size,
+                        .address = options.address,
+                        .port = options.port,
+                        .token = options.token,
+                        .timeout_seconds = options.timeout_seconds,
+                        .self = fmt::format("host '{}', process {}", host_name(), getpid())};
+    with.lost = [news](int rank, const std::string& why) { news->lost(rank, why); };
+    with.at = [whereabouts = whereabouts_] { return whereabouts->text(); };
+    const std::shared_ptr<MeetingStore> meeting = meet(with);
     store_ = meeting;
     try {
       open(options, meeting, *news);
@@ -119,7 +125,7 @@ class ProcessWorlds final : public Worlds {
   int size() const override { return size_; }
   World next() override {
     const std::lock_guard lock(mutex_);
-    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_};
+    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_, whereabouts_};
   }
 
  private:
@@ -166,6 +172,7 @@ class ProcessWorlds final : public Worlds {
 
   const int rank_, size_;
   const double warns_after_, patience_;
+  const std::shared_ptr<Whereabouts> whereabouts_ = std::make_shared<Whereabouts>();
   std::mutex mutex_;
   uint64_t sessions_ = 0;
   std::shared_ptr<Store> store_;

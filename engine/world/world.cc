@@ -78,6 +78,25 @@ class InprocWorlds final : public Worlds {
 
 }  // namespace
 
+void Whereabouts::add(uint64_t session, Ask ask) {
+  const std::lock_guard lock(mutex_);
+  sessions_[session] = std::move(ask);
+}
+void Whereabouts::remove(uint64_t session) {
+  const std::lock_guard lock(mutex_);
+  sessions_.erase(session);
+}
+std::string Whereabouts::text() const {
+  const std::lock_guard lock(mutex_);
+  std::string newest;
+  for (auto at = sessions_.rbegin(); at != sessions_.rend(); ++at) {
+    Place place = at->second();
+    if (place.in_run) return std::move(place.text);
+    if (newest.empty()) newest = std::move(place.text);
+  }
+  return newest;
+}
+
 std::shared_ptr<Store> make_inproc_store() { return std::make_shared<InprocStore>(); }
 
 std::vector<int32_t> ranks_of_devices(int ranks, size_t devices) {

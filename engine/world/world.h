@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -24,6 +27,23 @@ class Store {
 };
 std::shared_ptr<Store> make_inproc_store();
 
+// What the sessions of a rank are at, which the others are told when it is lost. Thread-safe.
+class Whereabouts {
+ public:
+  struct Place {
+    bool in_run = false;
+    std::string text;  // "in step 7, at matmul of h in block.3 (forward)"
+  };
+  using Ask = std::function<Place()>;
+  void add(uint64_t session, Ask ask);
+  void remove(uint64_t session);  // it is not asked any more when this returns
+  std::string text() const;       // of the newest that is in a run, or the newest; empty: there is none
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Ask> sessions_;
+};
+
 // Of one session.
 struct World {
   std::shared_ptr<Store> store;
@@ -32,6 +52,7 @@ struct World {
   uint64_t number = 0;              // of the session, among those of its rank
   // Seconds for which nothing moves in a run, until that is warned of, and until it ends. 0: for ever.
   double warns_after = 0, patience = 0;
+  std::shared_ptr<Whereabouts> whereabouts = {};  // null: nobody is told
 
   int rank() const { return wire->rank(); }
   int size() const { return wire->size(); }

@@ -86,6 +86,12 @@ std::string hello(const std::string& token, uint32_t rank, uint32_t size) {
   return bytes;
 }
 
+// 0: it is here, and at that; 4: rank 0 lets one in.
+std::string frame(uint32_t say, const std::string& text) {
+  const uint32_t head[4] = {static_cast<uint32_t>(text.size()), 0, 0, say};
+  return std::string(reinterpret_cast<const char*>(head), sizeof head) + text;
+}
+
 // Frames of a meeting and what is none, as meeting.cc has them: a length, two numbers, what is said; cut anywhere.
 std::string babble(Dice& dice) {
   std::string bytes;
@@ -208,10 +214,12 @@ TEST_CASE("a rank that ends without a farewell, or is silent, is lost to all oth
   waits.join();
   CHECK(has(why, "rank 2 is lost"));
   const Socket silent = connect_to("127.0.0.1", port, 5);
-  const std::string bytes = hello("secret", 3, 4);
+  const std::string bytes = hello("secret", 3, 4) + frame(0, "in step 7, at matmul of h");
   write_all(silent.fd(), bytes.data(), bytes.size(), 5);
   CHECK(is_cut_off(silent));
-  CHECK(heard[1].heard(1) == std::pair<int, std::string>{3, "rank 3 is lost: it has not been heard for 4 seconds"});
+  const std::string last = heard[1].heard(1).second;
+  CHECK_MESSAGE(last.starts_with("rank 3 is lost: it has not been heard for 4 seconds; "), last);
+  CHECK_MESSAGE(last.ends_with(" seconds before, it was in step 7, at matmul of h"), last);
 }
 
 TEST_CASE("a rank that one does not reach is lost where the meeting names none in time") {
@@ -307,12 +315,14 @@ TEST_CASE("where rank 0 has died, nothing is waited for") {
     pollfd wait{listener.fd(), POLLIN, 0};
     REQUIRE(poll(&wait, 1, 20000) == 1);
     const Socket socket(accept(listener.fd(), nullptr, nullptr));
-    const uint32_t welcome[4] = {0, 0, 0, 4};
-    write_all(socket.fd(), welcome, sizeof welcome, 5);
+    const std::string welcome = frame(4, "") + frame(0, "in no run yet");
+    write_all(socket.fd(), welcome.data(), welcome.size(), 5);
     other.join();
   }
-  CHECK(heard.heard(0) == std::pair<int, std::string>{0, "rank 0 is lost: its process has ended"});
-  CHECK(message_of([&] { store->get("key", 2, 1e6); }) == "rank 0 is lost: its process has ended");
+  const std::string why = heard.heard(0).second;
+  CHECK_MESSAGE(why.starts_with("rank 0 is lost: its process has ended; "), why);
+  CHECK_MESSAGE(why.ends_with(" seconds before, it was in no run yet"), why);
+  CHECK(message_of([&] { store->get("key", 2, 1e6); }) == why);
 }
 
 TEST_CASE("a key of a rank that has left does not come, and is not waited for") {
