@@ -22,7 +22,6 @@ constexpr const char* kRoles[] = {"parameter", "state", "buffer"};              
 constexpr const char* kLrSchedules[] = {"constant", "linear", "cosine", "inverse_sqrt"};
 constexpr const char* kOptimizers[] = {"none", "sgd",     "adam",     "adamw",
                                        "lamb", "adagrad", "adafactor"};  // as OptimizerKind
-constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};     // as Precision
 constexpr const char* kPhases[] = {"forward", "backward", "update"};     // as Phase
 
 template <class E, size_t N>

@@ -175,6 +175,7 @@ struct Post::Desk {
   Desk(uint64_t number, int ranks)
       : session(number),
         gone(static_cast<size_t>(ranks)),
+        answered(static_cast<size_t>(ranks)),
         mailboxes(static_cast<size_t>(ranks)),
         outgoing(static_cast<size_t>(ranks)) {
     spare.resize(static_cast<size_t>(std::min(ranks * kNoticesUnderWay, kMostUnderWay)));
@@ -185,8 +186,10 @@ struct Post::Desk {
   std::mutex mutex;  // of the notices
   std::condition_variable rang;
   std::list<Notice> notices, spare;
-  uint64_t rings = 0, answered = 0;
-  std::vector<bool> gone;  // ranks of which that was told
+  uint64_t rings = 0, heard = 0;
+  std::vector<bool> gone;                      // ranks of which that was told
+  std::atomic<bool> asked{false};              // whether this rank is here
+  std::vector<std::atomic<int64_t>> answered;  // by rank: when it last did
 
   std::mutex channels_mutex;                 // of the lists
   std::vector<Channels<Mailbox>> mailboxes;  // by rank; numbered by it
@@ -537,10 +540,14 @@ class Post::Line final : public Wire {
     post_->courier_->listen();  // theirs are waited for
   }
   bool hear(Notice& notice) override { return desk_->hear(notice); }
+  int64_t answered(int rank) const override { return desk_->answered[static_cast<size_t>(rank)]; }
   void wait_for_notices() override {
-    std::unique_lock lock(desk_->mutex);
-    desk_->rang.wait(lock, [&] { return desk_->rings != desk_->answered; });
-    desk_->answered = desk_->rings;
+    {
+      std::unique_lock lock(desk_->mutex);
+      desk_->rang.wait(lock, [&] { return desk_->rings != desk_->heard; });
+      desk_->heard = desk_->rings;
+    }
+    if (desk_->asked.exchange(false)) tell({.kind = Notice::kHere});
   }
   void ring() override {
     const std::lock_guard lock(desk_->mutex);
@@ -627,7 +634,10 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
       body = reinterpret_cast<char*>(&parcel->loan);
       return {std::move(desk), parcel};
     }
+  } else if (head.notice == Notice::kHere) {
+    desk->answered[head.from] = std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
   } else if (bytes == 0) {
+    if (head.notice == Notice::kAsks) desk->asked = true;
     desk->add(notice_in(head, {}));
   } else {
     const std::lock_guard lock(desk->channels_mutex);

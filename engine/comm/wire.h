@@ -16,10 +16,10 @@ namespace whale {
 // What a rank tells all others of the run that it is in. Begun: this is what I run. Ready: nothing of mine stands
 // against the commit any more, I go along with it. Stopped: I never was ready and never will be. At: another rank is
 // gone, or nothing moves, and this is where I am. Asks: nothing moves here, does it with you? Moves: it does. Lost: I
-// failed after I was ready. Closed: I take part in no later run. Gone: its
+// failed after I was ready. Closed: I take part in no later run. Here: I am, whatever I run. Gone: its
 // process has ended, or is silent; nobody knows how far it was.
 struct Notice {
-  enum Kind : uint8_t { kBegun, kReady, kStopped, kAt, kAsks, kMoves, kLost, kClosed, kGone };
+  enum Kind : uint8_t { kBegun, kReady, kStopped, kAt, kAsks, kMoves, kLost, kClosed, kHere, kGone };
   Kind kind = kReady;
   // kBegun: what is run, as a number that is another one where it is something else. Of what ended a run: the rank at
   // fault, from 1; 0: who tells it.
@@ -87,6 +87,9 @@ class Wire {
   // The next notice of this run, or that a rank is lost, in whichever run, or has closed before this one; false: there
   // is none yet. Where there is no memory for it, it stays.
   virtual bool hear(Notice& notice) = 0;
+  // When that rank last answered a kAsks, on the steady clock in nanoseconds; 0: never. Its wire does it by itself
+  // (kHere), whatever it runs, unless no letter gets through.
+  virtual int64_t answered(int rank) const = 0;
   // Until there may be more to hear than when it last returned, or ring().
   virtual void wait_for_notices() = 0;
   virtual void ring() = 0;

@@ -149,6 +149,7 @@ struct LearningRateSchedule {
 double learning_rate_at(double peak, const LearningRateSchedule& schedule, int64_t updates);
 
 enum class Precision : uint8_t { kFloat32, kBFloat16, kFloat64, kFloat16 };  // f64: ref devices only (verification)
+inline constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};  // by it
 
 struct Training {
   TensorId loss = kNone;  // scalar; kNone: a graph for prediction only

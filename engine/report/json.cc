@@ -15,7 +15,6 @@ constexpr const char* kBuffers[] = {"arena", "variable", "input", "step"};
 constexpr const char* kMerges[] = {"same", "concat", "sum"};
 constexpr const char* kRoles[] = {"parameter", "state", "buffer"};
 constexpr const char* kMemories[] = {"device", "host"};
-constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};
 
 template <class E, size_t N>
 const char* pick(const char* const (&names)[N], E value) {

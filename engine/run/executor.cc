@@ -57,6 +57,7 @@ Executor::Executor(Machine& machine, Entry entry)
       if (programs_[d] && programs_[d]->queues[s]) recorders_[d][s] = std::make_unique<Recorder>();
   if (wire_ != nullptr)
     gone_.resize(static_cast<size_t>(wire_->size())), places_.resize(gone_.size()), told_.resize(gone_.size());
+  doubted_.resize(gone_.size());
   inputs_.resize(entry_->inputs.size());
   outputs_.reserve(entry_->outputs.size() + 1);
   outputs_.resize(entry_->outputs.size());
@@ -143,7 +144,8 @@ void Executor::start(const StepValues& values, Ended ended, void* context) {
 void Executor::begin_with_others() {
   begun_.reset();
   lost_one_ = is_stuck_ = warned_ = false;
-  asked_ = 0;
+  asked_ = asking_ = looked_ = 0;
+  doubted_.assign(doubted_.size(), false);
   moved_.store(now_nanoseconds(), std::memory_order_relaxed);
   for (RankPlace& place : places_) place.what.clear();
   places_told_.reset();
@@ -427,7 +429,7 @@ void Executor::hear(const Notice& notice) noexcept {
   if (notice.kind == Notice::kAt) return heard_place(notice);
   if (notice.kind == Notice::kGone) tell_place(notice.rank);
   if (notice.kind == Notice::kStopped && notice.code == Code::kDeadlineExceeded) tell_place(kNone);
-  stop(error_of(notice, wire_->rank()), &notice);
+  stop(error_of(notice, *machine_.world()), &notice);
 }
 
 // ---- nothing moves ----------------------------------------------------------------------------------------------
@@ -444,8 +446,10 @@ std::vector<QueuePlace> Executor::places() const {
 }
 
 bool Executor::is_at_work() const {
+  const int64_t long_ago = now_nanoseconds() - static_cast<int64_t>(machine_.world()->patience * 1e9);
   const std::vector<QueuePlace> at = places();
-  return std::any_of(at.begin(), at.end(), [](const QueuePlace& p) { return !waits_for_others(*p.instruction); });
+  return std::any_of(at.begin(), at.end(),
+                     [&](const QueuePlace& p) { return !waits_for_others(*p.instruction) && p.began > long_ago; });
 }
 
 double Executor::still_seconds() const {
@@ -453,10 +457,10 @@ double Executor::still_seconds() const {
   return static_cast<double>(now_nanoseconds() - last) * 1e-9;
 }
 
-// Early enough for answers before anybody warns or gives up.
+// Early enough for answers before anybody warns or gives up, and for those who give none to be found out.
 double Executor::asks_after() const {
   const double patience = machine_.world()->patience, warns_after = machine_.world()->warns_after;
-  return (warns_after > 0 ? std::min(warns_after, patience) : patience) / 2;
+  return (warns_after > 0 ? std::min(warns_after, patience) : patience) / 4;
 }
 
 // A rank that is in the run says whether something moves with it; one that has not begun it says nothing. It need not
@@ -473,35 +477,56 @@ void Executor::answer() noexcept {
 
 // Of a thread that waits, now and then.
 void Executor::look_at_others() {
-  const double patience = machine_.world()->patience, warns_after = machine_.world()->warns_after;
+  const World& world = *machine_.world();
   if (still_seconds() < asks_after()) return;
   const std::unique_lock lock(patience_mutex_, std::try_to_lock);
   if (!lock) return;
-  if (is_at_work()) return moved_.store(now_nanoseconds(), std::memory_order_relaxed);
-  const int64_t now = now_nanoseconds();
+  const int64_t now = now_nanoseconds(), before = std::exchange(looked_, now);
+  const auto since = [&](int64_t then) { return static_cast<double>(now - then) * 1e-9; };
+  // Who was stopped itself has not listened either.
+  if (is_at_work() || (before > moved_ && since(before) > asks_after()))
+    return moved_.store(now, std::memory_order_relaxed);
+  if (const int left = somebody_who_left(world); left >= 0) {
+    tell_place(kNone);
+    return stop(has_left(world, left));
+  }
   const double seconds = still_seconds();
-  if (seconds >= patience) {
+  if (asking_ < now - static_cast<int64_t>(seconds * 1e9)) asking_ = now;
+  if (seconds >= world.patience) {
     const std::vector<int32_t> late = begun_.late();
     Error why(Code::kDeadlineExceeded, waiting_text(seconds));
     tell_place(kNone);
     stop(late.empty() ? why : why.at_rank(late[0]));
     return;
   }
-  if (!warned_ && warns_after > 0 && seconds >= warns_after) {
+  if (!warned_ && world.warns_after > 0 && seconds >= world.warns_after) {
     warned_ = true;
     if (machine_.warn) machine_.warn(waiting_text(seconds));
   }
-  if (static_cast<double>(now - asked_.load(std::memory_order_relaxed)) * 1e-9 < asks_after()) return;
+  doubt_who_is_silent(now);
+  if (since(asked_.load(std::memory_order_relaxed)) < asks_after()) return;
   asked_.store(now, std::memory_order_relaxed);
   wire_->tell({.kind = Notice::kAsks});
+}
+
+// A rank whose process is there, and whose letters do not come: each is asked again and again.
+void Executor::doubt_who_is_silent(int64_t now) {
+  const World& world = *machine_.world();
+  if (!world.doubt) return;
+  for (int r = 0; r < wire_->size(); ++r) {
+    const auto silent = static_cast<double>(now - std::max(asking_, wire_->answered(r))) * 1e-9;
+    if (r == wire_->rank() || doubted_[static_cast<size_t>(r)] || silent < 1.5 * asks_after()) continue;
+    doubted_[static_cast<size_t>(r)] = true;
+    world.doubt(r, "it answers nothing that it is asked", still_seconds());
+  }
 }
 
 std::string Executor::waiting_text(double seconds) const {
   const std::string run = run_text(values_.iteration);
   const std::vector<int32_t> late = begun_.late();
   if (late.empty()) return fmt::format("nothing has moved in {} for {:.3g} seconds", run, seconds);
-  return fmt::format("{} {}, which rank {} waits for since {:.3g} seconds", have_not_begun(late), run, wire_->rank(),
-                     seconds);
+  return fmt::format("{} {}, which rank {} waits for since {:.3g} seconds", have_not_begun(late, *machine_.world()),
+                     run, wire_->rank(), seconds);
 }
 
 // ---- who waits for what, when a rank is lost or nothing moves ---------------------------------------------------
@@ -599,8 +624,13 @@ void Executor::add_places() {
   const std::lock_guard lock(error_mutex_);
   for (size_t r = 0; r < gone_.size(); ++r)
     if (gone_[r]) places_[r].what.clear();
-  Error full(error_->code(),
-             fmt::format("{}; in {} {}", error_->message(), run_text(values_.iteration), joined_places(places_)));
+  const std::string joined = joined_places(places_);
+  if (joined.empty()) return;
+  // Where all others wait, it is for the one that does not.
+  const auto works = [](const RankPlace& place) { return !place.waits && !place.what.empty(); };
+  if (error_->where().rank < 0 && std::count_if(places_.begin(), places_.end(), works) == 1)
+    error_->at_rank(static_cast<int>(std::find_if(places_.begin(), places_.end(), works) - places_.begin()));
+  Error full(error_->code(), fmt::format("{}; in {} {}", error_->message(), run_text(values_.iteration), joined));
   full.at_rank(error_->where().rank).with_damage(error_->damage());
   error_ = std::move(full);
 }

@@ -106,9 +106,10 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   bool commit();
   void stop_if_cancelled();
   std::vector<QueuePlace> places() const;  // of the queues that are here and in an instruction
-  bool is_at_work() const;                 // one of them, on what waits for nobody
+  bool is_at_work() const;                 // one of them, on what waits for nobody, for less than the patience
   double still_seconds() const;            // since something has moved, here or with another rank
   double asks_after() const;               // seconds without a move
+  void doubt_who_is_silent(int64_t now);
   void answer() noexcept;
   void look_at_others();
   std::string waiting_text(double seconds) const;
@@ -179,7 +180,10 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   std::atomic<int64_t> moved_{0}, others_moved_{0};
   std::atomic<int64_t> asked_{0};  // all ranks, by this one or another, in this run; 0: not yet
   std::mutex patience_mutex_;
+  int64_t looked_ = 0;  // last, under it, as what follows
+  int64_t asking_ = 0;  // since the last move; 0: not yet
   bool warned_ = false;
+  std::vector<bool> doubted_;  // ranks, in this run
 };
 
 }  // namespace whale

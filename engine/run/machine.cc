@@ -154,13 +154,18 @@ void Ear::loop() {
   }
 }
 
-Error error_of(const Notice& notice, int rank) noexcept {
+Error has_left(const World& world, int rank) {
+  return error(Code::kUnavailable, "{} has left the meeting of the ranks", text_of_rank(world, rank)).at_rank(rank);
+}
+
+Error error_of(const Notice& notice, const World& world) noexcept {
   const bool another = notice.kind == Notice::kBegun;
   Error out(another ? Code::kFailedPrecondition : notice.code, {});
   try {
-    out = another                        ? runs_something_else(notice.rank, rank)
-          : notice.kind == Notice::kGone ? error(notice.code, "{}", notice.message)
-                                         : error(notice.code, "rank {}: {}", notice.rank, notice.message);
+    out = another ? runs_something_else(notice.rank, world.rank())
+          : notice.kind == Notice::kGone
+              ? error(notice.code, "{}", notice.message)
+              : error(notice.code, "{}: {}", text_of_rank(world, notice.rank), notice.message);
   } catch (const std::bad_alloc&) {
   }
   const bool other = !another && notice.kind != Notice::kGone && notice.subject > 0;

@@ -123,7 +123,9 @@ class Ear {
 
 // What is wrong when another rank tells that: it is not ready for what this one runs. Without memory for a text it has
 // none.
-Error error_of(const Notice& notice, int rank) noexcept;
+Error error_of(const Notice& notice, const World& world) noexcept;
+// A run that another one, which has left the world, takes no part in.
+Error has_left(const World& world, int rank);
 
 class Machine {
  public:

@@ -56,8 +56,9 @@ std::string numbers(std::vector<int32_t> list, const char* one, const char* seve
   return text;
 }
 
-std::string have_not_begun(const std::vector<int32_t>& ranks) {
-  return fmt::format("{} {} not begun", numbers(ranks, "rank", "ranks"), ranks.size() == 1 ? "has" : "have");
+std::string have_not_begun(const std::vector<int32_t>& ranks, const World& world) {
+  if (ranks.size() == 1) return text_of_rank(world, ranks[0]) + " has not begun";
+  return numbers(ranks, "rank", "ranks") + " have not begun";
 }
 
 QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event) {
@@ -67,6 +68,7 @@ QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const R
   const Instruction& i = segment.instructions[static_cast<size_t>(event.instruction)];
   QueuePlace place;
   place.instruction = &i;
+  place.began = event.begin;
   place.of = i.link() != kNone                     ? entry.links[static_cast<size_t>(i.link())].name
              : i.group() != kNone || i.out.empty() ? name_of_buffers(program, i.in)
                                                    : name_of_buffers(program, i.out);

@@ -7,6 +7,7 @@
 
 #include "plan/plan.h"
 #include "run/recorder.h"
+#include "world/world.h"
 
 namespace whale {
 
@@ -17,6 +18,7 @@ struct QueuePlace {
   int stage = -1;                // of a pipeline; -1: none
   int64_t micro_batch = -1;      // -1: all of them
   std::vector<int32_t> devices;  // a collective's, itself too; whom it receives from, or sends to
+  int64_t began = 0;             // nanoseconds, of the steady clock
 };
 QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event);
 
@@ -29,7 +31,7 @@ std::string place_text(const QueuePlace& place, const std::vector<int32_t>& rank
 // "rank 1", "ranks 0-2,5": by the words for one and for several.
 std::string numbers(std::vector<int32_t> list, const char* one, const char* several);
 // "ranks 0,2 have not begun": what, follows.
-std::string have_not_begun(const std::vector<int32_t>& ranks);
+std::string have_not_begun(const std::vector<int32_t>& ranks, const World& world);
 
 // What a rank says of itself when another one is lost.
 struct RankPlace {

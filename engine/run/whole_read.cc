@@ -41,7 +41,7 @@ class Reading final : private Ear::Listener, private Lookout {
   void hear(const Notice& notice) noexcept override {
     if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.add(notice.rank);
     if (notice.kind >= Notice::kAt && notice.kind <= Notice::kMoves) return;
-    end(error_of(notice, machine_.wire()->rank()), false);
+    end(error_of(notice, *machine_.world()), false);
   }
   // On the thread that waits. All that a read does is to wait for others.
   void look() override {
@@ -50,12 +50,14 @@ class Reading final : private Ear::Listener, private Lookout {
     } catch (const Stopped& stopped) {
       return end(stopped.error(), true);
     }
+    if (const int left = somebody_who_left(*machine_.world()); left >= 0)
+      return end(has_left(*machine_.world(), left), true);
     const double patience = machine_.world()->patience;
     if (patience <= 0 || static_cast<double>(now_nanoseconds() - began_) < patience * 1e9) return;
     const std::vector<int32_t> late = begun_.late();
     Error why = late.empty() ? error(Code::kDeadlineExceeded, "the other ranks' parts of the variable do not come")
                              : error(Code::kDeadlineExceeded, "{} to read the variable, as rank {} has",
-                                     have_not_begun(late), machine_.wire()->rank());
+                                     have_not_begun(late, *machine_.world()), machine_.wire()->rank());
     end(late.empty() ? why : why.at_rank(late[0]), true);
   }
   void end(Error why, bool own) noexcept {

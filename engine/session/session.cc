@@ -222,16 +222,32 @@ struct Session::Impl {
   int rank() const { return is_alone() ? 0 : options.world->rank(); }
   bool is_here(size_t device) const { return is_alone() || ranks()[device] == rank(); }
 
+  // Which cores a process may use is its own affair, unless they were named.
+  static Plan without_cores(Plan plan) {
+    for (DeviceSpec& device : plan.devices)
+      if (!device.named) device.cores.clear();
+    return plan;
+  }
+
   // Before anything is taken: all ranks run the same.
   void agree_with_world() const {
     if (is_alone()) return;
-    const std::vector<uint8_t> bytes = serialize(*plan);
+    const Plan compared = without_cores(*plan);
+    const std::vector<uint8_t> bytes = serialize(compared);
     const uint64_t digest = hash_name({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    std::string planned_with;
+    for (const auto& [name, value] : attrs_of(plan->options))
+      planned_with += fmt::format(" {}={}", name, to_string(value));
+    // What tells most is first: the first line that differs is shown.
     agree(*options.world,
-          fmt::format("libwhale {}\nplan {:016x} of '{}' under '{}'\nseed {}\nnan policy {}\nloss scale {} growth {}\n"
-                      "ranks of the devices {}\n",
-                      kVersion, digest, plan->model, plan->strategy, options.seed, static_cast<int>(options.nan_policy),
-                      options.loss_scale, options.loss_scale_growth, fmt::join(ranks(), ",")),
+          fmt::format("libwhale {}\nstrategy {}\nbatch {}\nmicro-batches {}\nprecision {}\noptions of the plan{}\n"
+                      "optimizer {} with learning rate {}\ndevices {}\nmodel '{}' {:016x}\nplan {:016x}\nseed {}\n"
+                      "nan policy {}\nloss scale {} growth {}\nranks of the devices {}\n",
+                      kVersion, plan->strategy, plan->entries.front().batch, plan->micro_batches,
+                      kPrecisions[static_cast<size_t>(plan->precision)], planned_with, optimizer_name(plan->optimizer),
+                      plan->optimizer.learning_rate, to_string(compared.devices), plan->model, plan->model_hash, digest,
+                      options.seed, static_cast<int>(options.nan_policy), options.loss_scale, options.loss_scale_growth,
+                      fmt::join(ranks(), ",")),
           kSecondsToMeet);
   }
 

@@ -54,7 +54,7 @@ std::invoke_result_t<Body> WirePeers::within(double seconds, bool cancellable, B
     return body();
   } catch (const Aborted&) {
     const std::lock_guard lock(mutex_);
-    if (error_->where().rank < 0 || error_->where().rank == rank()) wire_.tell(notice_of(Notice::kStopped, *error_));
+    if (own_) wire_.tell(notice_of(Notice::kStopped, *error_));
     throw Error(*error_);
   } catch (const std::exception& e) {
     wire_.tell(notice_of(Notice::kStopped, as_error(e, "save or load with the other ranks")));
@@ -109,30 +109,35 @@ std::string WirePeers::spread(const std::string& rank_0s) {
 void WirePeers::hear(const Notice& notice) noexcept {
   if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.add(notice.rank);
   if (notice.kind >= Notice::kAt && notice.kind <= Notice::kMoves) return;
-  end(error_of(notice, rank()));
+  end(error_of(notice, *machine_.world()), false);
 }
 
 // On the thread that waits, which looks now and then.
 void WirePeers::look() {
   try {
     if (cancellable_now_) Watch::look();
+    if (const int left = somebody_who_left(*machine_.world()); left >= 0)
+      return end(has_left(*machine_.world(), left), true);
     if (std::chrono::steady_clock::now() <= until_) return;
     const std::vector<int32_t> late = begun_.late();
     if (late.empty())
       end(error(Code::kDeadlineExceeded, "one of the other ranks does not answer, with which this one wants to {}",
-                what_));
+                what_),
+          true);
     else
-      end(error(Code::kDeadlineExceeded, "{} to {}, as rank {} has", have_not_begun(late), what_, rank())
-              .at_rank(late[0]));
+      end(error(Code::kDeadlineExceeded, "{} to {}, as rank {} has", have_not_begun(late, *machine_.world()), what_,
+                rank())
+              .at_rank(late[0]),
+          true);
   } catch (const Stopped& stopped) {
-    end(stopped.error());
+    end(stopped.error(), true);
   }
 }
 
-void WirePeers::end(Error why) noexcept {
+void WirePeers::end(Error why, bool own) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::move(why);
+    if (!error_) error_ = std::move(why), own_ = own;
   }
   begun_.abort();
   machine_.transport().abort();

@@ -39,7 +39,7 @@ class WirePeers final : public Peers, private Ear::Listener, private Lookout {
   std::string receive(int rank);
   void hear(const Notice& notice) noexcept override;
   void look() override;
-  void end(Error why) noexcept;
+  void end(Error why, bool own) noexcept;
 
   Machine& machine_;
   Wire& wire_;
@@ -51,7 +51,8 @@ class WirePeers final : public Peers, private Ear::Listener, private Lookout {
   std::chrono::steady_clock::time_point until_ = {};  // of this call, as the next
   bool cancellable_now_ = true;
   std::mutex mutex_;
-  std::optional<Error> error_;  // the first
+  std::optional<Error> error_;  // the first, and whether it is this rank's
+  bool own_ = false;
 };
 
 }  // namespace whale

@@ -456,10 +456,10 @@ class Meeting final : public MeetingStore {
     if (over) throw is_over();
     throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
   }
-  bool doubt(int rank, const std::string& why) override {
+  bool doubt(int rank, const std::string& why, double seconds) override {
     const std::lock_guard lock(mutex_);
     if (deaf_) return false;
-    doubts_.emplace(rank, Doubt{why, Clock::now()});
+    doubts_.emplace(rank, Doubt{why, Clock::now() - std::chrono::duration_cast<Clock::duration>(Seconds(seconds))});
     return true;
   }
   void leaves_for(const Error& why) override {

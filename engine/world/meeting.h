@@ -32,9 +32,9 @@ struct MeetingOptions {
 class MeetingStore : public Store {
  public:
   // This rank does not reach that one any more. It may be lost, or have ended because another is, which is heard soon:
-  // all are told that it is lost, for this reason, where no rank is within the timeout. False: the meeting is over and
-  // says nothing. Calls nobody.
-  virtual bool doubt(int rank, const std::string& why) = 0;
+  // all are told that it is lost, for this reason, where no rank is within the timeout less `seconds`. False: the
+  // meeting is over and says nothing. Calls nobody.
+  virtual bool doubt(int rank, const std::string& why, double seconds = 0) = 0;
   // What the others are told for whom this rank's end comes too early. Calls nobody.
   virtual void leaves_for(const Error& why) = 0;
   virtual bool has_left(int rank) = 0;  // it has said farewell, as far as is known: it neither sends nor takes anything

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <map>
@@ -32,7 +33,7 @@ std::string host_identity() {
   std::getline(file, boot);
   std::array<char, 256> space{};
   const ssize_t n = readlink("/proc/self/ns/ipc", space.data(), space.size() - 1);
-  return boot + " " + host_name() + " " + std::string(space.data(), n > 0 ? static_cast<size_t>(n) : 0);
+  return host_name() + " " + boot + " " + std::string(space.data(), n > 0 ? static_cast<size_t>(n) : 0);
 }
 
 // UCX reads its environment when it is loaded: without these it puts handlers of its own in the place of the process's
@@ -109,7 +110,7 @@ class ProcessWorlds final : public Worlds {
     with.lost = [news](int rank, const std::string& why) { news->lost(rank, why); };
     with.at = [whereabouts = whereabouts_] { return whereabouts->text(); };
     const std::shared_ptr<MeetingStore> meeting = meet(with);
-    store_ = meeting;
+    store_ = meeting, meeting_ = meeting;
     try {
       open(options, meeting, *news);
     } catch (const Error& e) {
@@ -125,7 +126,16 @@ class ProcessWorlds final : public Worlds {
   int size() const override { return size_; }
   World next() override {
     const std::lock_guard lock(mutex_);
-    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_, whereabouts_};
+    World world{store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_, whereabouts_};
+    world.doubt = [meeting = meeting_](int rank, const std::string& why, double seconds) {
+      if (const auto here = meeting.lock()) here->doubt(rank, why, seconds);
+    };
+    world.has_left = [meeting = meeting_](int rank) {
+      const auto here = meeting.lock();
+      return here && here->has_left(rank);
+    };
+    world.hosts = hosts_;
+    return world;
   }
 
  private:
@@ -149,9 +159,12 @@ class ProcessWorlds final : public Worlds {
     CourierOptions courier;
     courier.rank = rank_, courier.size = size_;
     for (int r = 0; r < size_; ++r) {
-      courier.near.push_back(get("host", r) == host_identity());
+      const std::string host = get("host", r);
+      hosts_.push_back(host.substr(0, host.find(' ')));
+      courier.near.push_back(host == host_identity());
       courier.readable.push_back(courier.near.back() ? readable(get("memory", r)) : 0);
     }
+    if (std::all_of(courier.near.begin(), courier.near.end(), [](bool near) { return near; })) hosts_.clear();
     courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
     courier.address_of = [get](int rank) {
       const Watch::None all_of_it;  // who is told that this rank stops has to be reached
@@ -175,7 +188,9 @@ class ProcessWorlds final : public Worlds {
   const std::shared_ptr<Whereabouts> whereabouts_ = std::make_shared<Whereabouts>();
   std::mutex mutex_;
   uint64_t sessions_ = 0;
+  std::vector<std::string> hosts_;  // World::hosts
   std::shared_ptr<Store> store_;
+  std::weak_ptr<MeetingStore> meeting_;  // the same
   std::shared_ptr<Post> post_;
 };
 

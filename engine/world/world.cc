@@ -99,6 +99,18 @@ std::string Whereabouts::text() const {
 
 std::shared_ptr<Store> make_inproc_store() { return std::make_shared<InprocStore>(); }
 
+std::string text_of_rank(const World& world, int rank) {
+  const auto r = static_cast<size_t>(rank);
+  return r < world.hosts.size() ? fmt::format("rank {} (host '{}')", rank, world.hosts[r])
+                                : fmt::format("rank {}", rank);
+}
+
+int somebody_who_left(const World& world) {
+  for (int r = 0; world.has_left && r < world.size(); ++r)
+    if (r != world.rank() && world.has_left(r)) return r;
+  return -1;
+}
+
 std::vector<int32_t> ranks_of_devices(int ranks, size_t devices) {
   std::vector<int32_t> of(devices);
   for (size_t d = 0; d < devices; ++d) of[d] = static_cast<int32_t>(d * static_cast<size_t>(ranks) / devices);

@@ -53,10 +53,20 @@ struct World {
   // Seconds for which nothing moves in a run, until that is warned of, and until it ends. 0: for ever.
   double warns_after = 0, patience = 0;
   std::shared_ptr<Whereabouts> whereabouts = {};  // null: nobody is told
+  // Of ranks that are processes. That rank does not answer for so many seconds: if nobody knows better, it is lost
+  // soon. It has left: it runs nothing any more.
+  std::function<void(int rank, const std::string& why, double seconds)> doubt = {};
+  std::function<bool(int rank)> has_left = {};
+  std::vector<std::string> hosts = {};  // by rank, where they are on several
 
   int rank() const { return wire->rank(); }
   int size() const { return wire->size(); }
 };
+
+// "rank 1 (host 'a')"; without the host where all are on one.
+std::string text_of_rank(const World& world, int rank);
+// A rank that has left the world, which runs nothing any more; -1: none, as far as is known.
+int somebody_who_left(const World& world);
 
 // The rank of each device of a plan: even runs of devices. Throws invalid where a rank would have none.
 std::vector<int32_t> ranks_of_devices(int ranks, size_t devices);

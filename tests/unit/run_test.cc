@@ -536,13 +536,47 @@ struct Rigs {
   }
 };
 
-TEST_CASE("a rank that is at work is waited for, however long that takes, and nobody is warned of it") {
-  Rigs rigs(2, [](World& world) { world.patience = 1.5, world.warns_after = 1; });
+TEST_CASE("a rank that is at work is waited for, and nobody is warned of it") {
+  Rigs rigs(2, [](World& world) { world.patience = 20, world.warns_after = 1; });
   rigs.sleep_at_work(1, 2500);
   std::atomic<int> warnings{0};
   for (auto& rig : rigs.all) rig->machine->warn = [&](const std::string&) { ++warnings; };
   for (const auto& error : rigs.step(2)) CHECK_MESSAGE(!error, (error ? error->message() : ""));
   CHECK(warnings == 0);
+}
+
+TEST_CASE("a rank that is at one instruction for longer than the patience is given up, and named") {
+  Rigs rigs(3, [](World& world) { world.patience = 1; });
+  rigs.sleep_at_work(1, 4000);
+  const auto errors = rigs.step(3);
+  for (const size_t r : {0, 2}) {
+    REQUIRE(errors[r]);
+    CHECK(errors[r]->code() == Code::kDeadlineExceeded);
+    CHECK_MESSAGE(errors[r]->where().rank == 1, errors[r]->message());
+    CHECK_MESSAGE(errors[r]->message().find("rank 1 is at ") != std::string::npos, errors[r]->message());
+  }
+  CHECK(errors[1]);
+}
+
+TEST_CASE("a rank whose letters do not come is doubted, and one that has left ends the run") {
+  std::mutex mutex;
+  std::vector<int> doubted;
+  std::atomic<bool> left{false};
+  Rigs rigs(2, [&](World& world) {
+    world.patience = 30, world.warns_after = 0.8;
+    world.doubt = [&](int rank, const std::string&, double) {
+      const std::lock_guard lock(mutex);
+      doubted.push_back(rank);
+      left = true;
+    };
+    world.has_left = [&](int rank) { return rank == 1 && left; };
+  });
+  rigs.all.pop_back();  // its process goes on, and its wire says nothing
+  const auto error = rigs.step(1)[0];
+  REQUIRE(error);
+  CHECK(error->code() == Code::kUnavailable);
+  CHECK_MESSAGE(error->message().starts_with("rank 1 has left the meeting of the ranks"), error->message());
+  CHECK(doubted == std::vector<int>{1});
 }
 
 TEST_CASE("a rank that has not begun is warned of once, and then ends the run") {

@@ -223,7 +223,7 @@ def test_a_process_that_dies_or_is_stopped_is_named_by_all_others(victim, how):
     processes = [start(SURVIVOR, r, 3, port, WHALE_TIMEOUT=10) for r in range(3)]
     for process in processes:
         assert process.stdout.readline() == "ready\n", process.communicate()[1]
-    time.sleep(1.5)  # a second from one word of each rank to the next
+    time.sleep(2.5)  # two seconds at most until all have heard where rank 0 is
     processes[victim].send_signal(how)
     told = ends([p for r, p in enumerate(processes) if r != victim])
     processes[victim].kill()
@@ -233,7 +233,7 @@ def test_a_process_that_dies_or_is_stopped_is_named_by_all_others(victim, how):
         first, again, alone = out.splitlines()
         assert first.startswith(f"Unavailable {victim} rank {victim}"), first
         assert ("its process has ended" if how == signal.SIGKILL else "it has not been heard for 10 seconds") in first
-        assert re.search(r"; \d+\.\d seconds before, it was in step \d+, ", first), first
+        assert re.search(r"; \d+\.\d seconds before, it was in (no run, after )?step \d+", first), first
         assert again in (f"again Unavailable {victim}", "again FailedPrecondition -1"), again  # the session ends where the update may have been made
         assert alone == "alone True"
 

@@ -149,7 +149,7 @@ def test_without_devices_each_rank_has_one():
 
 
 @pytest.mark.parametrize("what, message", [
-    (dict(strategy="split"), "rank 0 has 'plan "), (dict(accumulation=2), "rank 0 has 'plan "), (dict(exact=True), "rank 0 has 'plan ")])
+    (dict(strategy="split"), "rank 0 has 'strategy replica"), (dict(accumulation=2), "rank 0 has 'micro-batches 1', rank 1 has 'micro-batches 2'"), (dict(exact=True), "rank 1 has 'options of the plan exact=")])
 def test_ranks_with_other_plans_do_not_start(what, message):
     def start(world):
         wh.plan(graph(), devices="ref:2", world=world, **(what if world.rank == 1 else {})).start()
