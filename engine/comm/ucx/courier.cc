@@ -228,12 +228,12 @@ class UcxCourier final : public Courier {
         return e.lost || e.under_way == 0 || options_.has_left(e.rank);
       };
       wait([&] { return std::all_of(endpoints_.begin(), endpoints_.end(), is_through); });
-      const auto is_open = [&](const Endpoint& e) {
-        return e.under_way > 0 && !options_.near[static_cast<size_t>(e.rank)];
+      const auto is_cut_off = [&](const Endpoint& e) {
+        return e.ep != nullptr && (e.lost || e.under_way > 0) && !options_.near[static_cast<size_t>(e.rank)];
       };
-      // UCX 1.13 ends the process where an endpoint goes that has a large letter half way to a rank that is cut off:
-      // then all stays as it is, and nobody looks at it any more.
-      if (std::any_of(endpoints_.begin(), endpoints_.end(), is_open)) {
+      // UCX 1.13 ends the process where an endpoint goes that has a letter half way to a rank that is cut off, or from
+      // it: then all stays as it is, and nobody looks at it any more.
+      if (!ins_.empty() || std::any_of(endpoints_.begin(), endpoints_.end(), is_cut_off)) {
         worker_ = nullptr, context_ = nullptr;
         return;
       }
