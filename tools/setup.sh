@@ -4,7 +4,7 @@
 #   build_in DIR MESON_ARG...  configures when new or when the arguments are others than last time, then builds
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-BUILD_PACKAGES="g++ meson ninja-build cmake pkg-config python3 python3-venv libdnnl-dev libucx-dev libpmix-dev libhwy-dev libhwloc-dev libfmt-dev libflatbuffers-dev
+BUILD_PACKAGES="g++ meson ninja-build cmake pkg-config python3 python3-venv libdnnl-dev libucx-dev libhwy-dev libhwloc-dev libfmt-dev libflatbuffers-dev
   flatbuffers-compiler libcli11-dev nlohmann-json3-dev"
 say() { printf '\n== %s\n' "$*"; }
 
