@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "base/watch.h"
 #include "guard.h"
@@ -34,8 +35,9 @@ double seconds_of(double given, const char* option, const char* variable, double
   return seconds;
 }
 
-ProcessOptions read_options(const whale_world_options& o) {
+ProcessOptions read_options(const whale_world_options& o, std::string folder) {
   ProcessOptions out;
+  out.folder = std::move(folder);
   out.token = text(o.token, "options.token");
   out.timeout_seconds = seconds_of(o.timeout_seconds, "options.timeout_seconds", "WHALE_TIMEOUT", kTimeoutSeconds);
   out.run_timeout_seconds =
@@ -43,7 +45,7 @@ ProcessOptions read_options(const whale_world_options& o) {
   if (number<int>(o.size, 0, kMostProcesses, "options.size") == 0) {
     if (o.rank != 0 || o.port != 0 || o.address.size != 0)
       throw invalid("options.size is 0, for what the environment says, and a rank, port or address is given beside it");
-    if (const auto found = launch_environment()) {
+    if (const auto found = launch_environment(out.folder, out.timeout_seconds)) {
       out.rank = found->rank, out.size = found->size;
       out.address = found->address, out.port = found->port;
       if (out.token.empty()) out.token = found->token;
@@ -77,10 +79,9 @@ whale_status* whale_world_create_inproc(int32_t ranks, whale_world** out) {
 whale_status* whale_world_create(whale_engine* engine, const whale_world_options* options, whale_world** out) {
   return guard([&] {
     const whale_world_options o = capi::options(options, whale_world_options WHALE_WORLD_OPTIONS_INIT, "options");
-    ProcessOptions read = read_options(o);
-    read.folder = need(engine, "engine").backends->folder();
     need(out, "out");
     const Watch watch("meeting the other ranks", o.cancel == nullptr ? nullptr : &o.cancel->cancel->flag(), 0);
+    const ProcessOptions read = read_options(o, need(engine, "engine").backends->folder());
     *out = new whale_world(join_processes(read), read.size > 1 ? ::getpid() : 0);
   });
 }

@@ -209,7 +209,7 @@ int run(const Options& options) {
     for (std::thread& thread : threads) thread.join();
     return 0;
   }
-  const auto launch = launch_environment();
+  const auto launch = launch_environment(backends.folder(), 30);
   if (!launch) throw invalid("start it with whale launch -n 2 -- collectives, or with --inproc 2");
   const auto worlds = join_processes(
       {launch->rank, launch->size, launch->address, launch->port, launch->token, 30, 0, backends.folder()});

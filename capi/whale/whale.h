@@ -708,7 +708,7 @@ typedef struct whale_world_options {
  * next ones meet. Bytes go over UCX (libwhale_ucx.so beside libwhale.so), which is opened with the second process: by shared memory inside a host, by
  * what UCX chooses between hosts. They are not encrypted.
  * DEADLINE_EXCEEDED: a process has not come. UNAUTHENTICATED: another token. FAILED_PRECONDITION: another size, or two of one rank.
- * UNAVAILABLE: no address to listen on, no UCX. INVALID_ARGUMENT: options or an environment that mean nothing. */
+ * UNAVAILABLE: no address to listen on, no UCX, no PMIx where the launcher speaks it. INVALID_ARGUMENT: options or an environment that mean nothing. */
 WHALE_API whale_status *whale_world_create(whale_engine *engine, const whale_world_options *options /* may be NULL: the environment */,
                                            whale_world **out);
 

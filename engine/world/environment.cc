@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "world/pmix.h"
 
 namespace whale {
 namespace {
@@ -140,7 +141,48 @@ bool in_slurm_step(const GetVariable& get) {
   return number && *number >= 0 && *number < 0xfffffff0;
 }
 
-LaunchEnvironment of_slurm(const GetVariable& get) {
+// A server of PMIx is there for this process. Half of its variables is an error.
+bool has_pmix(const GetVariable& get) {
+  const Variables variables(get, "PMIx (PMIX_NAMESPACE, PMIX_RANK)");
+  if (!variables.has("PMIX_NAMESPACE") && !variables.has("PMIX_RANK")) return false;
+  variables.text("PMIX_NAMESPACE");
+  variables.number("PMIX_RANK", 0, kMostRanks - 1);
+  return true;
+}
+// Slurm's own server, rather than one of a launcher that srun has started.
+bool has_slurms_pmix(const GetVariable& get) {
+  return has_pmix(get) && std::string_view(get("PMIX_NAMESPACE")).starts_with("slurm.pmix.");
+}
+
+// What variables say of where ranks meet, which rank 0 has by itself or by them.
+LaunchEnvironment given_meeting(const Variables& variables) {
+  LaunchEnvironment given;
+  if (variables.has("MASTER_ADDR")) given.address = variables.text("MASTER_ADDR");
+  if (variables.has("MASTER_PORT")) given.port = variables.port();
+  given.token = variables.token();
+  return given;
+}
+
+LaunchEnvironment of_pmix(const GetVariable& get, const AskPmix& ask) {
+  LaunchEnvironment e = *ask(given_meeting({get, "PMIx"}), true);
+  e.source = "pmix";
+  return e;
+}
+
+// Sets where ranks of several hosts meet. False: PMIx cannot be opened here.
+bool meet_by_pmix(LaunchEnvironment& e, const Variables& variables, const AskPmix& ask, bool needed) {
+  const std::optional<LaunchEnvironment> found = ask(given_meeting(variables), needed);
+  if (!found) return false;
+  if (found->rank != e.rank || found->size != e.size)
+    throw invalid(
+        "PMIx says that this is rank {} of {}, and variables of {} that it is rank {} of {}: unset those of a "
+        "launcher that has not started this job",
+        found->rank, found->size, e.source, e.rank, e.size);
+  e.address = found->address, e.port = found->port, e.token = found->token;
+  return true;
+}
+
+LaunchEnvironment of_slurm(const GetVariable& get, const AskPmix& ask) {
   const Variables variables(get, "a step of Slurm");
   LaunchEnvironment e{.source = "slurm"};
   std::tie(e.rank, e.size) = variables.pair("SLURM_PROCID", variables.first_of("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
@@ -151,6 +193,8 @@ LaunchEnvironment of_slurm(const GetVariable& get) {
   e.local_size = tasks_of_node(tasks, variables.text(tasks), node, e.rank, e.size);
   e.local_rank = static_cast<int>(
       variables.number("SLURM_LOCALID", 0, e.local_size - 1, fmt::format(" ({} is {})", tasks, variables.text(tasks))));
+  const bool is_said = variables.has("MASTER_ADDR") || e.local_size == e.size;
+  if (!is_said && has_slurms_pmix(get) && meet_by_pmix(e, variables, ask, false)) return e;
   const char* nodes = variables.first_of("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
   e.address = variables.has("MASTER_ADDR") ? variables.text("MASTER_ADDR")
               : e.local_size == e.size     ? kLoopback
@@ -161,18 +205,20 @@ LaunchEnvironment of_slurm(const GetVariable& get) {
   return e;
 }
 
-LaunchEnvironment of_mpirun(const GetVariable& get) {
+LaunchEnvironment of_mpirun(const GetVariable& get, const AskPmix& ask) {
   const Variables variables(get, "mpirun (OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE)");
   LaunchEnvironment e{.source = "mpirun"};
   std::tie(e.rank, e.size) = variables.pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   std::tie(e.local_rank, e.local_size) = variables.pair("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
                                                         e.size, fmt::format(" (OMPI_COMM_WORLD_SIZE is {})", e.size));
   e.token = variables.token();
-  if (!variables.has("MASTER_ADDR") && e.local_size != e.size)
+  if (!variables.has("MASTER_ADDR") && e.local_size != e.size) {
+    if (has_pmix(get) && meet_by_pmix(e, variables, ask, true)) return e;
     throw invalid(
-        "MASTER_ADDR is not set, and mpirun has put {} of {} ranks on this host: set it to the host of rank 0 "
-        "(mpirun -x MASTER_ADDR=HOST)",
+        "MASTER_ADDR is not set, nor PMIX_NAMESPACE and PMIX_RANK, and mpirun has put {} of {} ranks on this host: set "
+        "it to the host of rank 0 (mpirun -x MASTER_ADDR=HOST)",
         e.local_size, e.size);
+  }
   e.address = variables.has("MASTER_ADDR") ? variables.text("MASTER_ADDR") : kLoopback;
   if (variables.has("MASTER_PORT")) {
     e.port = variables.port();
@@ -181,24 +227,26 @@ LaunchEnvironment of_mpirun(const GetVariable& get) {
   } else {
     throw invalid(
         "MASTER_PORT is not set, nor a name of mpirun's job (OMPI_MCA_ess_base_jobid, PMIX_NAMESPACE) that a port "
-        "could "
-        "be made from: set it (mpirun -x MASTER_PORT=29500)");
+        "could be made from: set it (mpirun -x MASTER_PORT=29500)");
   }
   return e;
 }
 
 }  // namespace
 
-std::optional<LaunchEnvironment> launch_environment(const GetVariable& get) {
+std::optional<LaunchEnvironment> launch_environment(const GetVariable& get, const AskPmix& ask) {
   if (get("RANK") != nullptr || get("WORLD_SIZE") != nullptr) return of_torchrun(get);
-  // Before Slurm: within a job of Slurm's, mpirun has srun start its daemons, whose tasks are not its ranks.
-  if (get("OMPI_COMM_WORLD_RANK") != nullptr || get("OMPI_COMM_WORLD_SIZE") != nullptr) return of_mpirun(get);
-  if (in_slurm_step(get)) return of_slurm(get);
+  // Before Slurm: within a job of Slurm's, mpirun and prterun have srun start their daemons, whose tasks are not ranks.
+  if (get("OMPI_COMM_WORLD_RANK") != nullptr || get("OMPI_COMM_WORLD_SIZE") != nullptr) return of_mpirun(get, ask);
+  if (has_pmix(get) && !(in_slurm_step(get) && has_slurms_pmix(get))) return of_pmix(get, ask);
+  if (in_slurm_step(get)) return of_slurm(get, ask);
   return std::nullopt;
 }
 
-std::optional<LaunchEnvironment> launch_environment() {
-  return launch_environment([](const char* name) { return std::getenv(name); });
+std::optional<LaunchEnvironment> launch_environment(const std::string& folder, double timeout_seconds) {
+  return launch_environment(
+      [](const char* name) { return std::getenv(name); },
+      [&](const LaunchEnvironment& given, bool needed) { return ask_pmix(given, needed, folder, timeout_seconds); });
 }
 
 }  // namespace whale

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include "comm/courier_library.h"
 #include "comm/post.h"
 #include "world/meeting.h"
+#include "world/pmix.h"
 
 namespace whale {
 namespace {
@@ -120,6 +122,11 @@ class ProcessWorlds final : public Worlds {
       meeting->leaves_for(stopped.error());
       throw;
     }
+    ++open_;
+  }
+  // Some programs end without exit()'s handlers (Go's), and after a farewell alone.
+  ~ProcessWorlds() override {
+    if (--open_ == 0) leave_pmix();
   }
 
   int rank() const override { return rank_; }
@@ -183,6 +190,7 @@ class ProcessWorlds final : public Worlds {
     news.opened(post_);
   }
 
+  static inline std::atomic<int> open_{0};  // of this process
   const int rank_, size_;
   const double warns_after_, patience_;
   const std::shared_ptr<Whereabouts> whereabouts_ = std::make_shared<Whereabouts>();

@@ -31,11 +31,16 @@ def losses(text):
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")
-def test_under_mpirun_they_find_each_other(model):
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", WHALE, "run", str(model), "--strategy", "replica", "--steps", "4", "--json"]
+@pytest.mark.parametrize("by", ["mpirun's variables", "PMIx alone"])
+def test_under_mpirun_they_find_each_other(model, by):
+    """By PMIx alone as under prterun, which says no more than that."""
+    if by == "PMIx alone" and not (pathlib.Path(WHALE).parents[2] / "capi" / "libwhale_pmix.so").exists():
+        pytest.skip("built without PMIx")
+    only = ["sh", "-c", 'exec env $(env | sed -n "s/^\\(OMPI_[^=]*\\)=.*/-u \\1/p") "$@"', "sh"] if by == "PMIx alone" else []
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4", *only, WHALE, "run", str(model), "--strategy", "replica", "--steps", "4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "WHALE_JOB_TOKEN": "secret", "OMPI_MCA_plm_rsh_agent": "sh"})  # there may be no ssh
     assert done.returncode == 0, done.stderr
-    assert losses(done.stdout) == losses(whale("run", model, "--strategy", "replica", "--devices", "cpu:3", "--steps", 4, "--json"))
+    assert losses(done.stdout) == losses(whale("run", model, "--strategy", "replica", "--devices", "cpu:4", "--steps", 4, "--json"))
 
 
 @pytest.mark.parametrize("strategy, n, devices", [("replica", 3, 3), ("replica(2) > split(2)", 2, 4), ("pipeline(3, micro_batches=3)", 3, 3)])

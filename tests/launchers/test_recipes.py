@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 from conftest import MPI, ROOT, block, environment, lines, losses, missing, needs, run
 
@@ -47,4 +48,12 @@ def test_torchrun_of_two_and_a_worker_that_dies(example, alone):
 def test_mpirun(example, alone):
     needs("mpirun", package="openmpi-bin")
     out = printed("OpenMPI", example, env=environment(**MPI, OMPI_MCA_plm_rsh_agent="sh"))  # there may be no ssh
+    assert losses(out) == alone(4) and {of for _, _, of in lines(out)} == {"4"}
+
+
+def test_prterun(example, alone):
+    """Which says nothing but by PMIx: neither rank and size nor where to meet."""
+    prterun = shutil.which("prterun", path=f"{ROOT}/.venv-prrte/bin:{os.environ['PATH']}") or missing("no prterun here (tools/check --full makes .venv-prrte)")
+    env = environment(pathlib.Path(prterun).parent, PRTE_ALLOW_RUN_AS_ROOT="1", PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="1", PRTE_MCA_plm_ssh_agent="sh")
+    out = run(["prterun", "-n", "4", "--map-by", ":OVERSUBSCRIBE", sys.executable, "train.py"], cwd=example, env=env)
     assert losses(out) == alone(4) and {of for _, _, of in lines(out)} == {"4"}

@@ -14,7 +14,7 @@ import time
 import types
 
 import pytest
-from conftest import EXAMPLE, ROOT, WHALE, block, environment, lines, losses, needs, run, train_program
+from conftest import EXAMPLE, ROOT, WHALE, block, environment, lines, losses, missing, needs, run, train_program
 
 NODES = ("node1", "node2")  # of four CPUs, whatever there are
 
@@ -29,6 +29,7 @@ AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
+TmpFS={folder}/tmp.%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -87,7 +88,7 @@ def slurm():
         pytest.skip("a Slurm with names of its own for nodes needs root")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # short: paths of sockets
     folder.chmod(0o755)
-    for name in ("state", *(f"spool.{node}" for node in NODES)):
+    for name in ("state", *(f"{kind}.{node}" for node in NODES for kind in ("spool", "tmp"))):
         (folder / name).mkdir()
     (folder / "key").write_bytes(os.urandom(128))
     (folder / "key").chmod(0o600)
@@ -146,6 +147,29 @@ def test_the_command_line_trains_what_one_process_trains(slurm, nodes, tmp_path)
 def test_the_example_trains_what_one_process_trains(slurm, nodes, alone):
     out = run(["srun", "-N", str(nodes), "-n", "4", sys.executable, str(EXAMPLE / "train.py")], env={**slurm.env, "WHALE_JOB_TOKEN": "secret"})
     assert losses(out) == alone(4) and {of_ for _, _, of_ in lines(out)} == {"4"}
+
+
+BY_PMIX = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLE)!r})
+import train, whale as wh
+train.train(wh.world())
+print("asked" if "libpmix" in open("/proc/self/maps").read() else "not asked")
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("by", ["its own variables too", "PMIx alone"])
+def test_ranks_meet_by_pmix(slurm, nodes, by, alone):
+    """Without a token: it comes with the address. On one node Slurm's variables are enough."""
+    if "pmix" not in run(["srun", "--mpi=list"], env=slurm.env):
+        missing("no srun --mpi=pmix here (Debian: slurm-wlm-basic-plugins, libpmix2)")
+    command = [sys.executable, "-c", BY_PMIX]
+    if by == "PMIx alone":
+        command = ["sh", "-c", 'for v in $(env | sed -n "s/^\\(SLURM_[^=]*\\)=.*/\\1/p"); do unset $v; done; exec "$@"', "sh", *command]
+    out = run(["srun", "--mpi=pmix", "-N", str(nodes), "-n", "4", *command], env=slurm.env)
+    assert losses(out) == alone(4) and {of_ for _, _, of_ in lines(out)} == {"4"}
+    assert re.findall(r"^.*asked$", out, re.M) == 4 * ["asked" if nodes == 2 or by == "PMIx alone" else "not asked"]
 
 
 @pytest.mark.parametrize("section", ["Slurm", "Slurm, as a batch"])

@@ -75,3 +75,13 @@ def test_mpirun(node1, alone):
     command = "\n".join(line for line in block.splitlines() if not line.startswith("mpirun -n 4 "))  # which is of one host
     out, err, code = node1(command, **MPI)
     assert code == 0 and losses(out) == alone(8) and {of for _, _, of in lines(out)} == {"8"}, err
+
+
+def test_mpirun_says_by_pmix_where_rank_0_is(node1, alone):
+    needs("mpirun", package="openmpi-bin")
+    command = re.search(r"```bash\n(mpirun .*--host node1.* \./train)\n", PAGE).group(1)
+    assert "MASTER_ADDR" not in command
+    without = '; for v in $(env | sed -n "s/^\\(OMPI_[^=]*\\)=.*/\\1/p"); do unset $v; done; exec ./train'
+    for each in (command, command.replace("./train", "sh -c 'true" + without + "'")):  # and by it alone, as prterun
+        out, err, code = node1(each, **MPI)
+        assert code == 0 and losses(out) == alone(8) and {of for _, _, of in lines(out)} == {"8"}, err

@@ -15,16 +15,23 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-std::optional<LaunchEnvironment> read(const Variables& variables) {
-  return launch_environment([&](const char* name) {
-    const auto found = variables.find(name);
-    return found == variables.end() ? nullptr : found->second.c_str();
-  });
+std::optional<LaunchEnvironment> none(const LaunchEnvironment& /*given*/, bool needed) {
+  CHECK(!needed);
+  return std::nullopt;
+}
+
+std::optional<LaunchEnvironment> read(const Variables& variables, const AskPmix& ask = none) {
+  return launch_environment(
+      [&](const char* name) {
+        const auto found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second.c_str();
+      },
+      ask);
 }
 
 // As one line: source rank/size local/size address port token.
-std::string line(const Variables& variables) {
-  const std::optional<LaunchEnvironment> e = read(variables);
+std::string line(const Variables& variables, const AskPmix& ask = none) {
+  const std::optional<LaunchEnvironment> e = read(variables, ask);
   if (!e) return "alone";
   return fmt::format("{} {}/{} {}/{} {} {} '{}'", e->source, e->rank, e->size, e->local_rank, e->local_size, e->address,
                      e->port, e->token);
@@ -152,6 +159,60 @@ TEST_CASE("environment: ports of jobs") {
   CHECK(port(kMpirun) != port(with(kMpirun, {{"OMPI_MCA_ess_base_jobid", "1743"}})));
 }
 
+TEST_CASE("environment: what PMIx is asked, and what it says") {
+  std::string asked;  // of the last question
+  const AskPmix ask = [&](const LaunchEnvironment& given, bool needed) {
+    asked = fmt::format("{}:{} '{}'{}", given.address, given.port, given.token, needed ? " needed" : "");
+    return LaunchEnvironment{3, 4, 1, 2, given.address.empty() ? "of-0" : given.address, 20001, "random"};
+  };
+  const Variables prterun{{"PMIX_NAMESPACE", "prterun-a-17@1"}, {"PMIX_RANK", "3"}};
+  CHECK(line(prterun, ask) == "pmix 3/4 1/2 of-0 20001 'random'");
+  CHECK(asked == ":0 '' needed");
+  const Variables set{{"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}, {"WHALE_JOB_TOKEN", "secret"}};
+  CHECK(line(with(prterun, set), ask) == "pmix 3/4 1/2 h 20001 'random'");
+  CHECK(asked == "h:29500 'secret' needed");
+  CHECK(has(message_of([&] { read({{"PMIX_NAMESPACE", "a"}}, ask); }), "PMIX_RANK is not set, beside other variables"));
+  CHECK(has(message_of([&] { read({{"PMIX_RANK", "0"}}, ask); }), "PMIX_NAMESPACE is not set"));
+  CHECK(has(message_of([&] { read(with(prterun, {{"PMIX_RANK", "x"}}), ask); }), "PMIX_RANK is 'x', expected"));
+  CHECK(has(message_of([&] { read(with(prterun, {{"MASTER_PORT", "0"}}), ask); }), "MASTER_PORT is '0', expected"));
+
+  // Not where variables say enough.
+  asked = "nobody";
+  CHECK(line(with(prterun, kTorchrun), ask) == "torchrun 3/4 1/2 node-a 29500 ''");
+  CHECK(line(with(with(kMpirun, prterun), {{"MASTER_PORT", "1"}}), ask) == "mpirun 1/2 1/2 127.0.0.1 1 ''");
+  const Variables far = with(with(kMpirun, prterun), {{"OMPI_COMM_WORLD_RANK", "3"},
+                                                      {"OMPI_COMM_WORLD_SIZE", "4"}});  // two on each of two hosts
+  CHECK(line(with(far, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}), ask) == "mpirun 3/4 1/2 h 1 ''");
+  CHECK(asked == "nobody");
+  CHECK(line(far, ask) == "mpirun 3/4 1/2 of-0 20001 'random'");
+  CHECK(asked == ":0 '' needed");
+  CHECK(has(message_of([&] {
+              read(with(far, {{"OMPI_COMM_WORLD_RANK", "2"}}), ask);
+            }),
+            "PMIx says that this is rank 3 of 4, and variables of mpirun that it is rank 2 of 4: unset"));
+
+  // A step of Slurm whose server it is: without PMIx the step's first host will do.
+  const Variables step{{"SLURM_PROCID", "3"},
+                       {"SLURM_NTASKS", "4"},
+                       {"SLURM_LOCALID", "1"},
+                       {"SLURM_NODEID", "1"},
+                       {"SLURM_TASKS_PER_NODE", "2(x2)"},
+                       {"SLURM_STEP_NODELIST", "n[1-2]"}};
+  const Variables slurm = with(with(kSlurm, step), {{"PMIX_NAMESPACE", "slurm.pmix.1234.0"}, {"PMIX_RANK", "3"}});
+  CHECK(line(slurm, ask) == "slurm 3/4 1/2 of-0 20001 'random'");
+  CHECK(asked == ":0 ''");
+  CHECK(has(line(slurm), "slurm 3/4 1/2 n1 2"));
+  asked = "nobody";
+  CHECK(line(with(slurm, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}), ask) == "slurm 3/4 1/2 h 1 ''");
+  CHECK(line(with(slurm, {{"SLURM_TASKS_PER_NODE", "4"}, {"SLURM_NODEID", "0"}, {"MASTER_PORT", "1"}}), ask) ==
+        "slurm 3/4 1/4 127.0.0.1 1 ''");
+  CHECK(asked == "nobody");
+  // prterun in a job of Slurm's, whose tasks are its daemons; and outside of a step.
+  CHECK(line(with(slurm, {{"PMIX_NAMESPACE", "prterun-a-17@1"}, {"SLURM_PROCID", "1"}}), ask) ==
+        "pmix 3/4 1/2 of-0 20001 'random'");
+  CHECK(line(with(slurm, {{"SLURM_STEP_ID", "-"}}), ask) == "pmix 3/4 1/2 of-0 20001 'random'");
+}
+
 TEST_CASE("environment: which launcher counts") {
   const auto source = [](const Variables& all) {
     const auto e = read(all);
@@ -192,8 +253,11 @@ TEST_CASE("environment: what is wrong is named") {
       {kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "-"}}, "OMPI_COMM_WORLD_LOCAL_SIZE is not set"},
       {kMpirun, {{"PMIX_NAMESPACE", "-"}}, "MASTER_PORT is not set, nor a name of mpirun's job"},
       {kMpirun,
-       {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}},
+       {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"PMIX_NAMESPACE", "-"}},
        "mpirun has put 1 of 2 ranks on this host: set it to the host of rank 0 (mpirun -x MASTER_ADDR=HOST)"},
+      {kMpirun,
+       {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}},
+       "PMIX_RANK is not set, beside other variables of PMIx"},
       {kSlurm, {{"SLURM_NTASKS", "-"}}, "SLURM_NTASKS is not set, beside other variables of a step of Slurm"},
       {kSlurm, {{"SLURM_LOCALID", "-"}}, "SLURM_LOCALID is not set"},
       {kSlurm, {{"SLURM_JOB_ID", "-"}}, "SLURM_JOB_ID is not set"},

@@ -59,7 +59,8 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
     """This process among those of its job, which all call it: ``world = wh.world()`` and ``wh.plan(graph, world=world)`` make a program of one
     process one of many. Waits until all are there.
 
-    Without arguments, as its launcher says in the environment: ``whale launch``, torchrun's variables, srun, mpirun; with none, it is alone.
+    Without arguments, as its launcher says in the environment: ``whale launch``, torchrun's variables, mpirun, PMIx
+    (prterun), srun; with none, it is alone.
     rank, size: of this process, where the environment does not say them. address, port: of rank 0's host, which listens there and nowhere
     else; default address: 127.0.0.1. token: a secret of the job, default: WHALE_JOB_TOKEN. timeout: seconds until a process that does not
     come, or is silent, is given up; default: WHALE_TIMEOUT, or 30. run_timeout: seconds for which nothing moves in a step (or evaluation,
@@ -67,7 +68,7 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
     arrive; default: WHALE_RUN_TIMEOUT, or 600.
 
     Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, or two of one rank),
-    Unavailable (no address to listen on, no UCX) and InvalidArgument."""
+    Unavailable (no address to listen on, no UCX, no PMIx) and InvalidArgument."""
     if (rank is None) != (size is None):
         raise InvalidArgument("rank and size: give both, or none for what the environment says")
     place, secret = string(address), string(token)
