@@ -930,7 +930,8 @@ WHALE_API whale_status *whale_session_memory(whale_session *session, size_t devi
 WHALE_API whale_status *whale_session_flight_record_json(whale_session *session, whale_text *out);
 /* JSON: bytes by class for each device (parameters, gradients, state, activations, buffers, workspace), seconds of the last step in
  * ops, collectives, waiting; `loaded` {directory, id, format, checksums, seed, left_out: names of optimizer
- * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded. */
+ * state that the plan has no place for, optimizer: that made its state, or null} once a checkpoint was loaded; `message_bytes` that are
+ * kept for messages of other ranks, where there are any. */
 WHALE_API whale_status *whale_session_report_json(whale_session *session, whale_text *out);
 
 /* Names of earlier versions, and what they are called now. */

@@ -13,13 +13,6 @@ constexpr uint32_t kChunksUnderWay = 8;
 
 using Chunks = std::vector<Piece>;
 
-Chunks chunks_of(const Device& device, const std::vector<Strided>& list) {
-  Chunks out;
-  const size_t bytes = bytes_of(list);
-  for (size_t at = 0; at < bytes; at += kChunk) out.emplace_back(device, slice(list, at, std::min(at + kChunk, bytes)));
-  return out;
-}
-
 class Reduce final : public Collective {
  public:
   Reduce(const Seat& seat, const FarReduce& what)
@@ -27,8 +20,8 @@ class Reduce final : public Collective {
         combine_(what.combine),
         dtype_(what.dtype),
         rank_(seat.rank),
-        own_(chunks_of(seat.device, what.gives[seat.rank])),
-        target_(chunks_of(seat.device, what.target)),
+        own_(chunks_of(seat.device, what.gives[seat.rank], kChunk)),
+        target_(chunks_of(seat.device, what.target, kChunk)),
         others_(seat.size()) {
     const bool sums_here = bytes_of(what.target) > 0;
     size_t longest = 0;
@@ -40,7 +33,7 @@ class Reduce final : public Collective {
       order_.push_back(m);
       chunks_ = std::max(chunks_, target_.size());
       if (m == seat.rank) continue;
-      other.gives = chunks_of(device_, what.gives[m]);
+      other.gives = chunks_of(device_, what.gives[m], kChunk);
       if (what.whole)
         for (Piece& chunk : other.gives) chunk = chunk.copied();
       chunks_ = std::max(chunks_, other.gives.size());
@@ -48,7 +41,7 @@ class Reduce final : public Collective {
       if (!other.gives.empty()) other.gives_to = seat.to(m, paced ? 0 : kChunksUnderWay);
       if (sums_here) other.brings = seat.from(m);
       if (what.results.empty()) continue;
-      other.results = chunks_of(device_, what.results[m]);
+      other.results = chunks_of(device_, what.results[m], kChunk);
       chunks_ = std::max(chunks_, other.results.size());
       if (sums_here) other.sums_to = seat.to(m, kChunksUnderWay, Seat::kResults);
       if (!other.results.empty()) other.sums_from = seat.from(m, Seat::kResults);

@@ -5,6 +5,11 @@
 namespace whale {
 namespace {
 
+// Of a long message. Large enough that a letter costs little beside it; while one is read others are on their way.
+constexpr size_t kChunk = 1 << 20;
+constexpr uint32_t kUnderWay = 4;
+constexpr size_t kBlock = 256 << 10;
+
 void append(std::vector<Strided>& list, const Strided& run) {
   if (run.bytes() == 0) return;
   if (!list.empty()) {
@@ -53,6 +58,13 @@ std::vector<Strided> slice(const std::vector<Strided>& packed, size_t begin, siz
   return out;
 }
 
+std::vector<Piece> chunks_of(const Device& device, const std::vector<Strided>& list, size_t most) {
+  std::vector<Piece> out;
+  const size_t bytes = bytes_of(list);
+  for (size_t at = 0; at < bytes; at += most) out.emplace_back(device, slice(list, at, std::min(at + most, bytes)));
+  return out;
+}
+
 bool send(Wire::Sender& sender, Device& device, const Piece& piece, Lookout* lookout) {
   if (piece.flat != nullptr) return sender.lend(piece.flat, piece.bytes, lookout);
   char* to = sender.begin(piece.bytes, lookout);
@@ -79,30 +91,33 @@ std::unique_ptr<Wire::Receiver> Seat::from(size_t member, Lane lane) const {
 }
 
 Messages::Messages(const Seat& seat, const Pieces& sends, const Pieces& receives)
-    : device_(seat.device),
-      own_from_(seat.device, sends[seat.rank]),
-      own_to_(seat.device, receives[seat.rank]),
-      own_(own_from_.flat != nullptr && own_to_.flat != nullptr ? 0 : own_from_.bytes) {
+    : device_(seat.device), own_from_(sends[seat.rank]), own_to_(receives[seat.rank]) {
+  if (!device_.in_host_memory()) block_.resize(std::min(bytes_of(own_from_), kBlock));
+  const auto add = [&](std::vector<End>& ends, const std::vector<Strided>& list) -> End* {
+    std::vector<Piece> chunks = chunks_of(device_, list, kChunk);
+    if (chunks.empty()) return nullptr;
+    chunks_ = std::max(chunks_, chunks.size());
+    return &ends.emplace_back(End{std::move(chunks)});
+  };
   for (size_t k = 1; k < seat.size(); ++k) {
     const size_t to = seat.after(k), from = seat.after(seat.size() - k);
-    if (Piece piece(device_, sends[to]); piece.bytes > 0)
-      sends_.push_back({std::move(piece), seat.to(to, capacity(bytes_of(receives[to]) > 0))});
-    if (Piece piece(device_, receives[from]); piece.bytes > 0)
-      receives_.push_back({std::move(piece), {}, seat.from(from)});
+    if (End* end = add(sends_, sends[to]))
+      end->sender = seat.to(to, end->chunks.size() > 1 ? kUnderWay : capacity(bytes_of(receives[to]) > 0));
+    if (End* end = add(receives_, receives[from])) end->receiver = seat.from(from);
   }
 }
 
 bool Messages::run(Lookout* lookout) {
-  for (End& end : sends_)
-    if (!send(*end.sender, device_, end.piece, lookout)) return false;
-  if (own_.empty() && own_from_.flat != own_to_.flat) {
-    device_.copy_in(own_to_.flat, own_from_.flat, own_to_.bytes);
-  } else if (!own_.empty()) {
-    pack(device_, own_from_.runs, own_.data());
-    unpack(device_, own_.data(), own_to_.runs);
+  for (size_t c = 0; c <= chunks_; ++c) {  // one ahead
+    for (End& end : sends_)
+      if (c < end.chunks.size() && !send(*end.sender, device_, end.chunks[c], lookout)) return false;
+    if (c == 0) {
+      copy(device_, own_from_, own_to_, block_);
+      continue;
+    }
+    for (End& end : receives_)
+      if (c <= end.chunks.size() && !receive(*end.receiver, device_, end.chunks[c - 1], lookout)) return false;
   }
-  for (End& end : receives_)
-    if (!receive(*end.receiver, device_, end.piece, lookout)) return false;
   for (End& end : sends_)
     if (!end.sender->settle(lookout)) return false;
   return true;

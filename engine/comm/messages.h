@@ -22,6 +22,8 @@ struct Piece {
 
 // Bytes [begin, end) of what lies packed.
 std::vector<Strided> slice(const std::vector<Strided>& packed, size_t begin, size_t end);
+// All of them, `most` bytes in each piece but the last.
+std::vector<Piece> chunks_of(const Device& device, const std::vector<Strided>& list, size_t most);
 
 // The next message of a channel. false: aborted.
 bool send(Wire::Sender& sender, Device& device, const Piece& piece, Lookout* lookout);
@@ -56,7 +58,8 @@ using Pieces = std::vector<std::vector<Strided>>;  // by member; what no byte is
 // Messages that are paced by those that come back; others have room for as many.
 inline uint32_t capacity(bool comes_back) { return comes_back ? 0 : 2; }
 
-// One message to and from each member that has something for the other.
+// What each member has for each other. Long ones go in chunks: what is packed, or copied on its way, takes as much
+// memory as some chunks, however much goes.
 class Messages {
  public:
   Messages(const Seat& seat, const Pieces& sends, const Pieces& receives);
@@ -64,14 +67,15 @@ class Messages {
 
  private:
   struct End {
-    Piece piece;
+    std::vector<Piece> chunks;
     std::unique_ptr<Wire::Sender> sender = {};
     std::unique_ptr<Wire::Receiver> receiver = {};
   };
   Device& device_;
   std::vector<End> sends_, receives_;
-  Piece own_from_, own_to_;
-  std::vector<char> own_;  // packed
+  size_t chunks_ = 0;  // of the longest
+  std::vector<Strided> own_from_, own_to_;
+  std::vector<char> block_;  // what the host does not reach goes through it
 };
 
 }  // namespace whale

@@ -31,12 +31,34 @@ struct Loan {
   uint64_t address = 0, bytes = 0;
 };
 
+// Memory for a message. What is reserved and never used takes none of the machine's.
+class Room {
+ public:
+  void reserve(size_t bytes) {  // what was in it is lost
+    if (bytes <= room_) return;
+    data_.reset();
+    data_ = std::make_unique_for_overwrite<char[]>(bytes);
+    room_ = bytes, size_ = used_ = 0;
+  }
+  void resize(size_t bytes) {
+    reserve(bytes);
+    size_ = bytes, used_ = std::max(used_, bytes);
+  }
+  char* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+  size_t used() const { return used_; }  // at most, so far
+
+ private:
+  std::unique_ptr<char[]> data_;
+  size_t size_ = 0, used_ = 0, room_ = 0;
+};
+
 // A letter on its way in.
 struct Parcel {
   LetterHead head;
   Mailbox* box = nullptr;  // that it is put in; null: it is a notice
   bool here = false;       // all of it
-  std::vector<char> bytes;
+  Room bytes = {};
   Loan loan = {};  // of what is lent
   size_t size() const { return is_lent() ? loan.bytes : bytes.size(); }
   bool is_lent() const { return head.kind == LetterHead::kLent; }
@@ -46,8 +68,9 @@ struct Parcel {
 struct Mailbox {
   std::mutex mutex;
   std::condition_variable came;
-  std::list<Parcel> waiting, spare;
-  size_t parcels = 0, largest = 0;  // that there are; that one was
+  std::list<Parcel> waiting, spare;  // the one that was read last is taken first
+  Room read;                         // of a message that was lent: one is read at once, by whoever reads the channel
+  size_t parcels = 0, largest = 0;   // that there are; that one was
   uint64_t run = 0;
   uint32_t taken = 0;  // of that run
 
@@ -65,16 +88,19 @@ struct Mailbox {
     return parcel;
   }
   void make_room(size_t bytes) {
-    if (bytes > largest) {
-      largest = bytes;
-      for (Parcel& p : waiting)
-        if (p.here) p.bytes.reserve(largest);
-    }
+    largest = std::max(largest, bytes);
     for (Parcel& p : spare) p.bytes.reserve(largest);
   }
   void give_back(std::list<Parcel>& read) {
     for (Parcel& p : read) p.bytes.reserve(largest);
-    spare.splice(spare.end(), read);
+    spare.splice(spare.begin(), read);
+  }
+  size_t held() {
+    const std::lock_guard lock(mutex);
+    size_t sum = read.used();
+    for (const auto* list : {&waiting, &spare})
+      for (const Parcel& p : *list) sum += p.bytes.used();
+    return sum;
   }
   // Moves the next message of the run to `to`; false: it is not here yet.
   bool take(uint64_t now, std::list<Parcel>& to) {
@@ -97,7 +123,7 @@ struct Mailbox {
 // What is sent by a channel.
 struct Outgoing {
   struct Buffer {
-    std::vector<char> bytes;
+    Room bytes;
     bool under_way = false;
     bool lent = false;      // until it is read
     uint32_t sequence = 0;  // lent: of its letter
@@ -136,6 +162,12 @@ struct Outgoing {
     if (is_full(capacity)) return nullptr;
     const auto at = std::find_if(buffers.begin(), buffers.end(), [](const Buffer& b) { return !b.under_way; });
     return at == buffers.end() ? nullptr : &*at;
+  }
+  size_t held() {
+    const std::lock_guard lock(mutex);
+    size_t sum = 0;
+    for (const Buffer& b : buffers) sum += b.bytes.used();
+    return sum;
   }
 };
 
@@ -240,6 +272,15 @@ struct Post::Desk {
         const std::lock_guard seen(out->mutex);
         out->enter(now);
       }
+  }
+  size_t held() {
+    const std::lock_guard lock(channels_mutex);
+    size_t sum = 0;
+    for (Channels<Mailbox>& of : mailboxes)
+      for (auto& [tag, box] : of.by_tag) sum += box.held();
+    for (const Channels<Outgoing>& of : outgoing)
+      for (Outgoing* out : of.numbered) sum += out->held();
+    return sum;
   }
   void ring() {
     ++rings;
@@ -432,10 +473,13 @@ class Post::Inbox final : public Wire::Receiver {
     if (!next(bytes, lookout)) return nullptr;
     Parcel& parcel = mine_.front();
     if (bytes == 0) return &nothing_;
-    if (bytes >= kWorthLending && room_ < bytes)  // also if this one was copied: the first is
-      read_ = std::make_unique_for_overwrite<char[]>(bytes), room_ = bytes;
-    if (!parcel.is_lent()) return parcel.bytes.data();
-    return read(parcel, read_.get(), lookout) ? read_.get() : nullptr;
+    {
+      const std::lock_guard lock(box_.mutex);
+      if (bytes >= kWorthLending) box_.read.reserve(bytes);  // also if this one was copied: the first is
+      if (!parcel.is_lent()) return parcel.bytes.data();
+      box_.read.resize(bytes);
+    }
+    return read(parcel, box_.read.data(), lookout) ? box_.read.data() : nullptr;
   }
   void end() override {
     const std::lock_guard lock(box_.mutex);
@@ -494,9 +538,7 @@ class Post::Inbox final : public Wire::Receiver {
   const std::shared_ptr<Desk> desk_;
   const int from_;
   Mailbox& box_;
-  std::list<Parcel> mine_;        // the one that is being read
-  std::unique_ptr<char[]> read_;  // what was lent
-  size_t room_ = 0;               // of it
+  std::list<Parcel> mine_;  // the one that is being read
   char nothing_ = 0;
 };
 
@@ -541,6 +583,7 @@ class Post::Line final : public Wire {
   }
   bool hear(Notice& notice) override { return desk_->hear(notice); }
   int64_t answered(int rank) const override { return desk_->answered[static_cast<size_t>(rank)]; }
+  size_t held() const override { return desk_->held(); }
   void wait_for_notices() override {
     {
       std::unique_lock lock(desk_->mutex);
@@ -641,7 +684,9 @@ Courier::Ticket Post::accept(const LetterHead& head, size_t bytes, char*& body) 
     desk->add(notice_in(head, {}));
   } else {
     const std::lock_guard lock(desk->channels_mutex);
-    parcel = &desk->texts.emplace_back(Parcel{.head = head, .bytes = std::vector<char>(bytes)});
+    Parcel text{.head = head};
+    text.bytes.resize(bytes);
+    parcel = &desk->texts.emplace_back(std::move(text));
   }
   if (parcel == nullptr) return {};
   body = parcel->bytes.data();

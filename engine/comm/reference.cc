@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "base/error.h"
 #include "comm/adasum_tree.h"
@@ -120,44 +121,69 @@ std::unique_ptr<Collective> shift(const Seat& seat, const CollectiveSpec& spec) 
   return std::make_unique<Exchange>(seat, sends, receives);
 }
 
+// What all members have, one after the other, for the Adasums of a device in a group, which run one after the other.
+class Gradients {
+ public:
+  void will_hold(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    largest_ = std::max(largest_, bytes);
+  }
+  std::shared_ptr<char[]> place() {  // for what was announced so far
+    const std::lock_guard lock(mutex_);
+    if (bytes_ < largest_) place_ = std::make_shared_for_overwrite<char[]>(largest_), bytes_ = largest_;
+    return place_;
+  }
+
+ private:
+  std::mutex mutex_;
+  size_t largest_ = 0, bytes_ = 0;
+  std::shared_ptr<char[]> place_;
+};
+
 // Everybody has everything, and does the same.
 class Adasum final : public Collective {
  public:
-  Adasum(const Seat& seat, const CollectiveSpec& spec)
-      : tree_(spec, seat.size(), seat.rank, seat.device),
-        device_(seat.device),
+  Adasum(const Seat& seat, const CollectiveSpec& spec, std::shared_ptr<Gradients> gradients)
+      : seat_(seat),
+        tree_(spec, seat.size(), seat.rank, seat.device),
         data_(static_cast<char*>(spec.in[0].data)),
-        members_(seat.size(), std::vector<char>(tree_.bytes())),
-        messages_(seat, Pieces(seat.size(), {dense(spec.in[0])}), places()) {}
+        gradients_(std::move(gradients)) {
+    if (!is_idle()) gradients_->will_hold(seat_.size() * tree_.bytes());
+  }
   bool run(Lookout* lookout) override {
-    if (members_.size() == 1 || tree_.elements() == 0) return true;
+    if (is_idle()) return true;
+    if (!messages_) open();
     tree_.scale(data_);
-    if (!messages_.run(lookout)) return false;
+    if (!messages_->run(lookout)) return false;
     tree_.each_step([&](size_t distance, size_t stride, size_t count) {
       for (size_t k = 0; k < count; ++k) {
-        char *a = members_[k * stride].data(), *b = members_[k * stride + distance].data();
+        char *a = of(k * stride), *b = of(k * stride + distance);
         AdasumTree::Products sum;
-        for (size_t m = 0; m < members_.size(); ++m) sum.add(tree_.products(a, b, tree_.slice(m), tree_.slice(m + 1)));
+        for (size_t m = 0; m < seat_.size(); ++m) sum.add(tree_.products(a, b, tree_.slice(m), tree_.slice(m + 1)));
         tree_.join(a, b, sum, 0, tree_.elements());
       }
       return true;
     });
-    device_.copy_in(data_, members_[0].data(), tree_.bytes());
+    seat_.device.copy_in(data_, of(0), tree_.bytes());
     return true;
   }
 
  private:
-  Pieces places() {
-    Pieces all;
-    for (std::vector<char>& m : members_) all.push_back({{m.data(), 0, m.size(), 0, 1}});
-    return all;
+  bool is_idle() const { return seat_.size() == 1 || tree_.elements() == 0; }
+  char* of(size_t member) const { return place_.get() + member * tree_.bytes(); }
+  void open() {  // at the first run: all are bound
+    place_ = gradients_->place();
+    Pieces places;
+    for (size_t m = 0; m < seat_.size(); ++m) places.push_back({{of(m), 0, tree_.bytes(), 0, 1}});
+    messages_.emplace(seat_, Pieces(seat_.size(), {{data_, 0, tree_.bytes(), 0, 1}}), places);
   }
 
+  const Seat seat_;
   AdasumTree tree_;
-  Device& device_;
   char* data_;
-  std::vector<std::vector<char>> members_;
-  Messages messages_;
+  const std::shared_ptr<Gradients> gradients_;
+  std::shared_ptr<char[]> place_;
+  std::optional<Messages> messages_;
 };
 
 class Reference final : public Transport {
@@ -181,7 +207,7 @@ class Reference final : public Transport {
       case OpCode::k_all_gather: return by_cuts(seat, spec);
       case OpCode::k_all_to_all: return all_to_all(seat, spec);
       case OpCode::k_shift: return shift(seat, spec);
-      case OpCode::k_adasum: return std::make_unique<Adasum>(seat, spec);
+      case OpCode::k_adasum: return std::make_unique<Adasum>(seat, spec, gradients_of(device, spec.group));
       default: break;
     }
     throw unimplemented("the transport between ranks has no collective op {}", static_cast<int>(spec.op));
@@ -223,6 +249,12 @@ class Reference final : public Transport {
       members = std::make_unique<GroupState>(std::vector<int32_t>(first, first + static_cast<ptrdiff_t>(run.count)));
     return bind_chain(*members, ranks, seat, spec);
   }
+  std::shared_ptr<Gradients> gradients_of(int device, int32_t group) {
+    const std::lock_guard lock(mutex_);
+    auto& all = gradients_[{device, group}];
+    if (!all) all = std::make_shared<Gradients>();
+    return all;
+  }
   bool is_here(int32_t device) const { return ranks_[static_cast<size_t>(device)] == wire_->rank(); }
   const std::vector<int32_t>& part_of(int device, int32_t group) const {
     if (group < 0 || static_cast<size_t>(group) >= groups_.size())
@@ -241,6 +273,7 @@ class Reference final : public Transport {
   std::mutex mutex_;
   // The members of a group that are here, where others are not: by the group and the first of them.
   std::map<std::pair<int32_t, int32_t>, std::unique_ptr<GroupState>> here_;
+  std::map<std::pair<int, int32_t>, std::shared_ptr<Gradients>> gradients_;  // by device and group
 };
 
 }  // namespace

@@ -93,6 +93,8 @@ class Wire {
   // Until there may be more to hear than when it last returned, or ring().
   virtual void wait_for_notices() = 0;
   virtual void ring() = 0;
+  // Bytes that its channels keep for messages, and have used: each as many of its longest as were on the way at once.
+  virtual size_t held() const = 0;
 };
 
 // Wires of `ranks` parts of one process, which share nothing else.

@@ -68,6 +68,7 @@ std::string report_json(Machine& machine, const Executor* last, std::optional<do
     devices.push_back(std::move(device));
   }
   Json report = {{"model", plan.model}, {"strategy", plan.strategy}, {"threads", machine.team().threads()}};
+  if (machine.wire() != nullptr) report["message_bytes"] = machine.wire()->held();
   if (last != nullptr) report["entry"] = last->entry().name;
   if (loss_scale) report["loss_scale"] = *loss_scale;
   if (loaded != nullptr)

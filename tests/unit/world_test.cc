@@ -317,6 +317,46 @@ TEST_CASE("every collective by messages gives the bits of the one in shared memo
   compare_collectives(5, 300, make_inproc_wires);
 }
 
+TEST_CASE("what is long goes in chunks, and all of it in little memory") {
+  Dice dice(9);
+  const size_t members = 3;
+  Group group{"replica", {{0, 1, 2}}};
+  const std::vector<int32_t> ranks = {0, 1, 2};
+  const std::vector<std::shared_ptr<Wire>> wires = make_inproc_wires(3);
+  std::vector<std::unique_ptr<Transport>> by_rank;
+  std::vector<Transport*> nears, fars;
+  const auto near = make_inproc({group});
+  for (const auto& wire : wires) {
+    by_rank.push_back(make_reference({group}, wire, ranks, kMachineOfCores, true));
+    by_rank.back()->reset();
+    nears.push_back(near.get()), fars.push_back(by_rank.back().get());
+  }
+  const int64_t n = 3'000'001;
+  const std::vector<Interval> cuts = {{0, 5}, {5, 2'500'000}, {2'500'000, n}};
+  const std::vector<Interval> columns = {{0, 2}, {2, 2}, {2, 3}};
+  for (const OpCode op : {OpCode::k_all_gather, OpCode::k_all_to_all})
+    for (const int64_t rows : {int64_t{1}, int64_t{3}}) {
+      const bool gathers = op == OpCode::k_all_gather;
+      if (!gathers && rows == 1) continue;
+      Case c;
+      c.spec.op = op, c.dtype = DType::kF32;
+      c.in.resize(members), c.out.resize(members);
+      if (!gathers) c.spec.to = {{0, 1, 1}, columns};
+      for (int operand = 0; operand < (gathers ? 2 : 1); ++operand) {
+        c.spec.cuts.push_back({{1, 1, 1}, cuts});
+        for (size_t m = 0; m < members; ++m) {
+          c.in[m].push_back(noise({rows, cuts[m].size()}, c.dtype, dice));
+          c.out[m].push_back(room({gathers ? rows : columns[m].size(), n}, c.dtype));
+        }
+      }
+      CAPTURE(rows);
+      CAPTURE(gathers);
+      const bool same = results(c, nears) == results(c, fars);
+      CHECK(same);
+      for (const auto& wire : wires) CHECK(wire->held() <= 16 << 20);
+    }
+}
+
 TEST_CASE("every collective over UCX gives the bits of the one in shared memory") {
   if (ucx_folder().empty()) return;  // built without UCX
   const auto worlds = join(6);

@@ -59,6 +59,36 @@ def test_processes_train_what_one_process_trains(size):
         assert out == alone.stdout
 
 
+def test_a_process_takes_what_its_plan_says():
+    """Also where each weight is gathered, which goes in messages: these take as much as some of their chunks."""
+    program = """
+import numpy as np
+import whale as wh
+def kilobytes(what):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what))
+world = wh.world()
+g = wh.Graph()
+with g:
+    h, y = wh.input("x", (16, 2048)), wh.input("y", (16,), wh.int32)
+    for _ in range(6):
+        h = wh.ops.relu(wh.nn.linear(h, 2048))
+    g.minimize(wh.nn.cross_entropy(wh.nn.linear(h, 2), y), wh.SGD(0.1))
+p = wh.plan(g, world=world, strategy="replica", zero=3)
+before = kilobytes("VmRSS")
+job = p.start(seed=3)
+for _ in range(3):
+    job.step(x=np.zeros((16, 2048), np.float32), y=np.zeros(16, np.int32))
+report = job.report()
+print((kilobytes("VmHWM") - before) * 1024, sum(d["bytes"]["total"] for d in report["devices"]), report["message_bytes"])
+"""
+    port = free_port()
+    for out, err, code in ends([start(program, r, 2, port) for r in range(2)]):
+        assert (code, err) == (0, ""), err
+        taken, planned, messages = map(int, out.split())
+        assert 0 < messages < 24 << 20
+        assert taken < planned + messages + (32 << 20), out
+
+
 def test_a_process_alone_needs_no_launcher():
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
         assert name not in os.environ

@@ -647,7 +647,8 @@ class Job:
         return take_text(lib.whale_session_timeline_json, self._handle.pointer)
 
     def report(self) -> dict:
-        """Bytes by class for each device, and the seconds of the last step in ops, collectives and waiting."""
+        """Bytes by class for each device, and the seconds of the last step in ops, collectives and waiting. In a world of several
+        processes ``message_bytes`` are what this one keeps for messages of others, beside what the plan takes."""
         return json.loads(take_text(lib.whale_session_report_json, self._handle.pointer))
 
     def flight_record(self) -> dict:
