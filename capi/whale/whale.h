@@ -827,6 +827,10 @@ WHALE_API whale_status *whale_session_run_slices(whale_session *session, int32_t
 WHALE_API whale_status *whale_session_refuse(whale_session *session, int32_t code, whale_str message);
 /* The entries that the session has, the newest last: the plan's, those that were prepared, and up to 16 that runs planned. */
 WHALE_API size_t whale_session_entry_count(const whale_session *session);
+/* A number that all ranks have to give alike before their next step or evaluation, such as which batch it is that they read their parts of.
+ * Where two ranks give different ones, the run ends on all with WHALE_FAILED_PRECONDITION and the rank, and nothing is changed; 0: none,
+ * which goes with everything. It holds for that run alone. FAILED_PRECONDITION: a run, a save or a load is under way. */
+WHALE_API whale_status *whale_session_same(whale_session *session, uint64_t number);
 WHALE_API whale_status *whale_session_entry(whale_session *session, size_t index, whale_entry *out);
 
 /* Variables by name: parameters, running statistics, and optimizer state as "PARAMETER/STATE". Logical, whole tensors. These calls, and

@@ -154,11 +154,12 @@ void Ear::loop() {
   }
 }
 
-Error error_of(const Notice& notice, int rank) noexcept {
+Error error_of(const Notice& notice, int rank, const Notice* mine) noexcept {
   const bool another = notice.kind == Notice::kBegun;
   Error out(another ? Code::kFailedPrecondition : notice.code, {});
   try {
-    out = another                        ? runs_something_else(notice.rank, rank)
+    out = another && mine != nullptr     ? begins_something_else(notice, *mine, rank)
+          : another                      ? runs_something_else(notice.rank, rank)
           : notice.kind == Notice::kGone ? error(notice.code, "{}", notice.message)
                                          : error(notice.code, "rank {}: {}", notice.rank, notice.message);
   } catch (const std::bad_alloc&) {
