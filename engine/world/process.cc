@@ -134,15 +134,20 @@ class ProcessWorlds final : public Worlds {
     store_->put(key("memory", rank_), shown());
     // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the
     // post for as long, is the store's own.
-    const auto get = [weak = std::weak_ptr(store_), size = size_, patience = options.timeout_seconds](const char* what,
-                                                                                                      int rank) {
-      const std::shared_ptr<Store> store = weak.lock();
+    const auto get = [weak = std::weak_ptr(meeting), size = size_, patience = options.timeout_seconds](const char* what,
+                                                                                                       int rank) {
+      const std::shared_ptr<MeetingStore> store = weak.lock();
       if (!store) throw error(Code::kUnavailable, "rank {} cannot be asked for: the world has been left", rank);
       try {
         return store->get(key(what, rank), rank, patience);
       } catch (const Error& e) {
         if (e.code() != Code::kDeadlineExceeded) throw;
-        throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size, patience)
+        const size_t away = store->turned_away();
+        throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds{}", rank, size, patience,
+                    away == 0 ? ""
+                              : fmt::format("; {} turned away for the token (WHALE_JOB_TOKEN), which is another one "
+                                            "than rank 0's",
+                                            away == 1 ? "a connection was" : fmt::format("{} connections were", away)))
             .at_rank(rank);
       }
     };

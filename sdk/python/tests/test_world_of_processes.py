@@ -94,10 +94,13 @@ def test_what_does_not_fit_is_refused_and_named():
     first = start("import whale as wh; wh.world()", 0, 2, port, WHALE_TIMEOUT=8)
     with pytest.raises(wh.Unauthenticated, match="WHALE_JOB_TOKEN"):
         wh.world(1, 2, port=port, token="another", timeout=20)
+    with pytest.raises(wh.Unauthenticated, match="WHALE_JOB_TOKEN"):
+        wh.world(1, 2, port=port, token="a third", timeout=2)
     with pytest.raises(wh.FailedPrecondition, match="rank 1 says that there are 3 ranks, rank 0 that there are 2"):
         wh.world(1, 3, port=port, token="secret", timeout=20)
     out, err, code = ends([first])[0]
     assert code == 1 and "DeadlineExceeded" in err and "rank 1 of 2 has not come in 8 seconds" in err
+    assert "2 connections were turned away for the token (WHALE_JOB_TOKEN), which is another one than rank 0's" in err
     with pytest.raises(wh.DeadlineExceeded, match="rank 0 is not reached at 127.0.0.1"):
         wh.world(1, 2, port=free_port(), timeout=0.2)
     for arguments in ({"rank": 0}, {"size": 2}, {"rank": 2, "size": 2, "port": 1}, {"rank": 0, "size": 2}, {"rank": 0, "size": 2, "port": 70000},
