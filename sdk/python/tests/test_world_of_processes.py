@@ -107,6 +107,10 @@ def test_what_does_not_fit_is_refused_and_named():
                       {"rank": 0, "size": 2, "port": 80, "token": "x" * 65}, {"timeout": -1.0}):
         with pytest.raises(wh.InvalidArgument):
             wh.world(**arguments)
+    for name, value, expected in (("timeout", "3", "a number from 0 to 1e+06"), ("run_timeout", None, "a number"), ("timeout", 1e300, "a number"), ("token", 5, "text"),
+                                  ("address", 5, "text")):
+        with pytest.raises(wh.InvalidArgument, match=f"argument '{name}' is {value!r}, expected {expected}".replace("+", r"\+")):
+            wh.world(**{name: value})
 
 
 def interrupted(process, what):

@@ -70,9 +70,10 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
     Unavailable (no address to listen on, no UCX) and InvalidArgument."""
     if (rank is None) != (size is None):
         raise InvalidArgument("rank and size: give both, or none for what the environment says")
-    place, secret = string(address), string(token)
+    place, secret = string(arguments.text("address", address)), string(arguments.text("token", token))
+    patience, run_patience = arguments.number("timeout", timeout, 0, 1e6), arguments.number("run_timeout", run_timeout, 0, 1e6)
     options = _abi.whale_world_options(sizeof(_abi.whale_world_options), arguments.integer("rank", rank or 0, 0, 65535),
-                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, timeout, run_timeout_seconds=run_timeout)
+                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, patience, run_timeout_seconds=run_patience)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel = cancel.pointer
     return World(interruptible(lambda: make("whale_world_release", lib.whale_world_create, engine(), byref(options)), cancel.pointer))
