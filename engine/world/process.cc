@@ -7,7 +7,9 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <sstream>
+#include <tuple>
 
 #include "base/default_settings.h"
 #include "base/library.h"
@@ -90,6 +92,51 @@ struct News {
   }
 };
 
+// A rank in a meeting, which a process is once at a time: a second world of it would wait for the first one's end, or
+// be taken for another process.
+class Seat {
+ public:
+  explicit Seat(const ProcessOptions& o) : seat_(getpid(), o.address, o.port, o.rank) {
+    const std::lock_guard lock(mutex());
+    if (taken().insert(seat_).second) return;
+    throw error(Code::kFailedPrecondition,
+                "this process is rank {} at {}:{} already: a world that it has made there, or a session of it, still "
+                "lives. Release both before you make it again (whale_session_release, whale_world_release; in Python "
+                "job.close() and world.close()), or use that one: it serves any number of jobs",
+                o.rank, o.address, o.port)
+        .at_rank(o.rank);
+  }
+  ~Seat() {
+    const std::lock_guard lock(mutex());
+    taken().erase(seat_);
+  }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+ private:
+  using Key = std::tuple<pid_t, std::string, uint16_t, int>;  // a child after fork() is another process
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::set<Key>& taken() {
+    static std::set<Key> all;
+    return all;
+  }
+  const Key seat_;
+};
+
+// The meeting, at which this process has its seat for as long.
+std::shared_ptr<MeetingStore> meet_seated(const ProcessOptions& options, const MeetingOptions& with) {
+  auto seat = std::make_shared<Seat>(options);
+  std::shared_ptr<MeetingStore> meeting = meet(with);
+  MeetingStore* const store = meeting.get();
+  return {store, [meeting = std::move(meeting), seat = std::move(seat)](MeetingStore*) mutable {
+            meeting.reset();
+            seat.reset();
+          }};
+}
+
 // Sessions keep the store and their wire, and those the post, for longer than this.
 class ProcessWorlds final : public Worlds {
  public:
@@ -108,7 +155,7 @@ class ProcessWorlds final : public Worlds {
                         .self = fmt::format("host '{}', process {}", host_name(), getpid())};
     with.lost = [news](int rank, const std::string& why) { news->lost(rank, why); };
     with.at = [whereabouts = whereabouts_] { return whereabouts->text(); };
-    const std::shared_ptr<MeetingStore> meeting = meet(with);
+    const std::shared_ptr<MeetingStore> meeting = meet_seated(options, with);
     store_ = meeting;
     try {
       open(options, meeting, *news);

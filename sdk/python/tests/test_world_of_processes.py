@@ -113,6 +113,44 @@ def test_what_does_not_fit_is_refused_and_named():
             wh.world(**{name: value})
 
 
+def test_a_second_world_of_a_process_says_what_to_release(tmp_path):
+    program = PROGRAM + """
+from pathlib import Path
+import time
+try:
+    wh.world()  # the cell of a notebook, once more
+except wh.FailedPrecondition as error:
+    print(error.rank, error)
+print(step(0))
+def together(name):  # so that nobody is seen to have left before he has tried
+    Path(sys.argv[1], f"{name}-{world_rank}").touch()
+    while len(list(Path(sys.argv[1]).glob(f"{name}-*"))) < 2: time.sleep(0.01)
+world_rank = world.rank
+together("tried")
+world.close()
+try:
+    wh.world()
+except wh.FailedPrecondition as error:
+    print(error.rank, error)
+job.close()
+print(repr(world))
+again = wh.world()
+print(again.rank, again.size)
+try:
+    world.rank
+except wh.FailedPrecondition as error:
+    print(error)
+"""
+    port = free_port()
+    ranks = [start(program.replace("sys.argv[1]", repr(str(tmp_path))), r, 2, port) for r in range(2)]
+    for r, (out, err, code) in enumerate(ends(ranks)):
+        assert code == 0, err
+        lines = out.splitlines()
+        for line in (lines[0], lines[2]):
+            assert line.startswith(f"{r} this process is rank {r} at 127.0.0.1:{port} already") and "job.close() and world.close()" in line
+        assert lines[3:] == ["<whale.World: closed>", f"{r} 2", "this world is closed; make another one with whale.world()"]
+
+
 def interrupted(process, what):
     """Ctrl-C for a process that has said that it is about to wait."""
     assert process.stdout.readline().strip() == what

@@ -25,6 +25,7 @@ class World:
 
     def __init__(self, handle: Handle):
         self._handle = handle
+        handle.gone = "this world is closed; make another one with whale.world()"
 
     @property
     def rank(self) -> int:
@@ -43,8 +44,13 @@ class World:
                 out.append(device)
         return out
 
+    def close(self) -> None:
+        """Leaves the other ranks, once its jobs are closed too; also done when it is collected. A process is a rank of one meeting once at a time: close
+        both before ``whale.world`` is called again."""
+        self._handle.close()
+
     def __repr__(self) -> str:
-        return f"<whale.World: rank {self.rank} of {self.size}>"
+        return "<whale.World: closed>" if self._handle.closed else f"<whale.World: rank {self.rank} of {self.size}>"
 
 
 def worlds(ranks: int) -> list[World]:
@@ -66,7 +72,8 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
     read, save), and no rank is at work, until it ends with DeadlineExceeded: a rank is there and has not called it, or what was sent does not
     arrive; default: WHALE_RUN_TIMEOUT, or 600.
 
-    Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, or two of one rank),
+    Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, two of one rank, or a world that
+    this process has made there before and not closed),
     Unavailable (no address to listen on, no UCX) and InvalidArgument."""
     if (rank is None) != (size is None):
         raise InvalidArgument("rank and size: give both, or none for what the environment says")
