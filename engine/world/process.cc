@@ -172,7 +172,7 @@ class ProcessWorlds final : public Worlds {
   int size() const override { return size_; }
   World next() override {
     const std::lock_guard lock(mutex_);
-    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_, whereabouts_};
+    return {store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_, whereabouts_, near_0_};
   }
 
  private:
@@ -204,6 +204,7 @@ class ProcessWorlds final : public Worlds {
       courier.near.push_back(get("host", r) == host_identity());
       courier.readable.push_back(courier.near.back() ? readable(get("memory", r)) : 0);
     }
+    near_0_ = courier.near[0];
     courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
     courier.address_of = [get](int rank) {
       const Watch::None all_of_it;  // who is told that this rank stops has to be reached
@@ -224,6 +225,7 @@ class ProcessWorlds final : public Worlds {
 
   const int rank_, size_;
   const double warns_after_, patience_;
+  bool near_0_ = false;
   const std::shared_ptr<Whereabouts> whereabouts_ = std::make_shared<Whereabouts>();
   std::mutex mutex_;
   uint64_t sessions_ = 0;

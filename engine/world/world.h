@@ -53,6 +53,7 @@ struct World {
   // Seconds for which nothing moves in a run, until that is warned of, and until it ends. 0: for ever.
   double warns_after = 0, patience = 0;
   std::shared_ptr<Whereabouts> whereabouts = {};  // null: nobody is told
+  bool near_0 = true;  // rank 0 is on this host: what it makes in a directory is there at once
 
   int rank() const { return wire->rank(); }
   int size() const { return wire->size(); }

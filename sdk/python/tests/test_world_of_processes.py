@@ -151,6 +151,28 @@ except wh.FailedPrecondition as error:
         assert lines[3:] == ["<whale.World: closed>", f"{r} 2", "this world is closed; make another one with whale.world()"]
 
 
+def test_a_save_into_directories_of_their_own_is_refused_soon(tmp_path):
+    program = PROGRAM + f"""
+import time
+for folder in ("own-{{world.rank}}", "there-{{world.rank}}"):
+    began = time.monotonic()
+    try:
+        job.save({str(tmp_path)!r} + "/" + folder.format(world=world))
+    except wh.WhaleError as error:
+        print(type(error).__name__, error.rank, time.monotonic() - began < 20, error)
+print(step(0))
+"""
+    (tmp_path / "there-0").mkdir()
+    (tmp_path / "there-1").mkdir()
+    port = free_port()
+    for out, err, code in ends([start(program, r, 2, port) for r in range(2)]):
+        assert code == 0, err
+        absent, empty, _ = out.splitlines()
+        for line, why in ((absent, "it is not there for this rank"), (empty, "its save is not under way there")):
+            assert line.startswith("FailedPrecondition 1 True rank 1: ") and f"is not the directory that rank 0 saves into: {why}. All ranks" in line
+            assert "give them one that they share" in line
+
+
 def interrupted(process, what):
     """Ctrl-C for a process that has said that it is about to wait."""
     assert process.stdout.readline().strip() == what
