@@ -335,7 +335,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Job:
-    """A plan on real devices. One thread at a time.
+    """A plan on real devices. One thread at a time. In a ``world`` of several ranks, which all make its calls, it has the devices that are this one's.
 
     Ctrl-C during a step raises ``whale.Interrupted``, a KeyboardInterrupt that says whether the step was applied: until the
     first variable is written it stops the step and leaves the job as before it, from then on the step completes. A
