@@ -613,6 +613,10 @@ whale_status* whale_session_refuse(whale_session* session, int32_t code, whale_s
   });
 }
 
+whale_status* whale_session_same(whale_session* session, uint64_t number) {
+  return guard([&] { idle(session).set_same(number); });
+}
+
 whale_status* whale_session_save(whale_session* session, whale_str directory) {
   return guard([&] {
     Session& s = idle(session);

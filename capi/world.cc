@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/text.h"
 #include "base/watch.h"
 #include "guard.h"
 #include "handles.h"
@@ -31,7 +32,7 @@ double seconds_of(double given, const char* option, const char* variable, double
   if (seconds == 0 && set == nullptr) return otherwise;
   if (!is_number || !(seconds > 0 && seconds <= kMostSeconds))
     throw invalid("{} is {}; it is seconds, more than 0 and at most {}", set ? variable : option,
-                  set ? set : std::to_string(given), kMostSeconds);
+                  set ? brief(set) : fmt::format("{:g}", given), kMostSeconds);
   return seconds;
 }
 

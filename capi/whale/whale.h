@@ -24,7 +24,9 @@
  *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
  *              call as they were before it.
  *   Names      A name of an earlier version does not compile or link, and the message has its successor.
- *   The library never exits, prints, installs signal handlers or reads the environment; its threads block all signals. After fork()
+ *   The library never exits, prints or installs signal handlers; its threads block all signals. Of the environment it reads what its calls
+ *   name, when they are called: whale_world_create what launchers set, WHALE_JOB_TOKEN, WHALE_TIMEOUT and WHALE_RUN_TIMEOUT; a run that ends
+ *   with an error WHALE_FLIGHT_RECORDER; a first world of several processes has UCX read its own UCX_ variables. After fork()
  *   in the child every call that needs threads of the parent's sessions returns WHALE_FAILED_PRECONDITION (or -1, where it returns a
  *   number); sessions that it opens are its own. No C++ exception leaves any call.
  *   The CPU back end's dependencies read the environment when it is opened (whale_engine_devices, the first session with a CPU
@@ -825,6 +827,10 @@ WHALE_API whale_status *whale_session_run_slices(whale_session *session, int32_t
  * meet as ever. Nothing else changes, and nothing is waited for. Without other ranks it does nothing. Errors of libwhale's own calls have been told
  * already. FAILED_PRECONDITION: a run is under way. */
 WHALE_API whale_status *whale_session_refuse(whale_session *session, int32_t code, whale_str message);
+/* A number that all ranks have to give alike before their next step or evaluation, such as which batch it is that they read their parts of.
+ * Where two ranks give different ones, the run ends on all with WHALE_FAILED_PRECONDITION and the rank, and nothing is changed; 0: none,
+ * which goes with everything. It holds for that run alone. FAILED_PRECONDITION: a run, a save or a load is under way. */
+WHALE_API whale_status *whale_session_same(whale_session *session, uint64_t number);
 /* The entries that the session has, the newest last: the plan's, those that were prepared, and up to 16 that runs planned. */
 WHALE_API size_t whale_session_entry_count(const whale_session *session);
 WHALE_API whale_status *whale_session_entry(whale_session *session, size_t index, whale_entry *out);

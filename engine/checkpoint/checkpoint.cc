@@ -280,7 +280,10 @@ class Save {
         return SaveLock::check_claimed(*folder_, id);
       } catch (const Error& e) {
         folder_.reset();
-        if ((e.code() != Code::kNotFound && e.code() != Code::kFailedPrecondition) || patience.is_over()) throw;
+        const bool absent = e.code() == Code::kNotFound;
+        if (!absent && (e.code() != Code::kFailedPrecondition || patience.is_over())) throw;
+        if (absent && patience.is_over())
+          throw SaveLock::not_the_directory(directory_, "it is not there for this rank");
       }
       patience.wait();
     }

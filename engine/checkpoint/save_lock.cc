@@ -174,10 +174,14 @@ void SaveLock::claim(const SaveClaim& claim) { write_claim(descriptor_, claim, f
 void SaveLock::check_claimed(const Directory& folder, const std::string& id) {
   const Descriptor there{::openat(folder.descriptor(), kName, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)};
   if (there.number >= 0 && read_claim(read_start(there.number)).id == id) return;
-  throw error(Code::kFailedPrecondition,
-              "'{}' is not the directory that rank 0 saves into: its save is not under way there. All ranks save into "
-              "one directory; give them one that they share, such as one of a network file system",
-              folder.path());
+  throw not_the_directory(folder.path(), "its save is not under way there");
+}
+
+Error SaveLock::not_the_directory(const std::string& path, std::string_view why) {
+  return error(Code::kFailedPrecondition,
+               "'{}' is not the directory that rank 0 saves into: {}. All ranks save into one directory; give them one "
+               "that they share, such as one of a network file system",
+               path, why);
 }
 
 SaveLock::~SaveLock() {

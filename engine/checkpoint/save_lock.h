@@ -4,7 +4,9 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
+#include "base/error.h"
 #include "base/file.h"
 
 namespace whale {
@@ -36,6 +38,7 @@ class SaveLock {
   void leave(bool leave) { left_ = leave; }
   // Throws unless the save that has claimed the folder, in whatever process, is this one.
   static void check_claimed(const Directory& folder, const std::string& id);
+  static Error not_the_directory(const std::string& path, std::string_view why);
 
  private:
   bool take();

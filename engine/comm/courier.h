@@ -24,8 +24,8 @@ struct LetterHead {
   uint64_t tag = 0;       // kNotice: its subject
   uint32_t from = 0;      // rank
   uint32_t sequence = 0;  // of a message: from 0 in each run; kNotice: its code
-  uint32_t capacity = 0;  // of a message: of the channel
-  uint32_t channel = 0;   // its number among those of its sender to its receiver
+  uint32_t capacity = 0;  // of a message: of the channel; kNotice: its numbers
+  uint32_t channel = 0;   // its number among those of its sender to its receiver; kNotice: its `same`
   Kind kind = kMessage;
   uint8_t notice = 0;  // kNotice: Notice::Kind; the body is its text
   uint8_t unused[6] = {};

@@ -174,6 +174,8 @@ struct Outgoing {
 Notice notice_in(const LetterHead& head, std::string_view text) {
   return {.kind = static_cast<Notice::Kind>(std::min<uint8_t>(head.notice, Notice::kClosed)),
           .subject = head.tag,
+          .numbers = head.capacity,
+          .same = head.channel,
           .rank = static_cast<int>(head.from),
           .run = head.run,
           .code = static_cast<Code>(head.sequence),
@@ -574,6 +576,8 @@ class Post::Line final : public Wire {
     const LetterHead head{.run = desk_->run.load(),
                           .tag = notice.subject,
                           .sequence = static_cast<uint32_t>(notice.code),
+                          .capacity = notice.numbers,
+                          .channel = notice.same,
                           .kind = LetterHead::kNotice,
                           .notice = notice.kind};
     const size_t bytes = std::min(notice.message.size(), kSmallBody);

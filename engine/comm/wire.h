@@ -24,6 +24,9 @@ struct Notice {
   // kBegun: what is run, as a number that is another one where it is something else. Of what ended a run: the rank at
   // fault, from 1; 0: who tells it.
   uint64_t subject = 0;
+  // kBegun: the same of the numbers that it begins with (learning rate, iteration, ..); and what the caller said that
+  // all have to say, 0: nothing, which goes with everything.
+  uint32_t numbers = 0, same = 0;
   int rank = 0;  // that tells it
   uint64_t run = 0;
   Code code = Code::kUnknown;
@@ -35,6 +38,11 @@ inline Notice notice_of(Notice::Kind kind, const Error& error) {
   return {.kind = kind, .subject = at_fault, .code = error.code(), .message = error.message()};
 }
 
+// Of two notices that a run has begun: it is one run.
+inline bool begin_alike(const Notice& a, const Notice& b) {
+  return a.subject == b.subject && a.numbers == b.numbers && (a.same == b.same || a.same == 0 || b.same == 0);
+}
+
 // It is the other rank's, whose number it has.
 inline Error runs_something_else(int other, int rank) {
   return error(
@@ -43,6 +51,23 @@ inline Error runs_something_else(int other, int rank) {
              "of one size, and ask for the same outputs",
              other, rank)
       .at_rank(other);
+}
+
+// Why two runs are not one: `theirs` has begun, of another rank, beside `mine`.
+inline Error begins_something_else(const Notice& theirs, const Notice& mine, int rank) {
+  if (theirs.subject != mine.subject) return runs_something_else(theirs.rank, rank);
+  if (theirs.numbers != mine.numbers)
+    return error(Code::kFailedPrecondition,
+                 "rank {} begins this step with other numbers than rank {}: learning rate, loss scale, iteration, "
+                 "updates or seed is another one there, and the ranks would train apart. All ranks set the same "
+                 "learning rate and load the same checkpoint; nothing was changed",
+                 theirs.rank, rank)
+        .at_rank(theirs.rank);
+  return error(Code::kFailedPrecondition,
+               "rank {} feeds another batch than rank {}: all ranks feed their parts of one batch. Bring their loaders "
+               "to one place (Loader.load_state; in C whale_session_same says which batch it is); nothing was changed",
+               theirs.rank, rank)
+      .at_rank(theirs.rank);
 }
 
 class Wire {

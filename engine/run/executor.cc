@@ -1,6 +1,7 @@
 #include "run/executor.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/philox.h"
@@ -21,6 +22,21 @@ bool any_instruction(const Entry& entry, Is is) {
     for (const Segment& segment : program.segments)
       if (std::any_of(segment.instructions.begin(), segment.instructions.end(), is)) return true;
   return false;
+}
+
+// Of a number that is not 0, another one.
+uint32_t folded(uint64_t number) {
+  return number == 0 ? 0 : std::max<uint32_t>(1, static_cast<uint32_t>(mix64(number) >> 32));
+}
+
+// What a step computes with besides its batch: where ranks differ in it, copies of a parameter drift apart.
+uint32_t digest_of_numbers(const StepValues& values) {
+  uint64_t digest = 0;
+  for (const uint64_t each :
+       {values.seed, static_cast<uint64_t>(values.iteration), static_cast<uint64_t>(values.updates),
+        std::bit_cast<uint64_t>(values.learning_rate), std::bit_cast<uint64_t>(values.loss_scale)})
+    digest = mix64(digest + each);
+  return folded(digest);
 }
 
 }  // namespace
@@ -150,11 +166,14 @@ void Executor::begin_with_others() {
   for (RankPlace& place : places_) place.what.clear();
   places_told_.reset();
   told_.assign(told_.size(), false);
-  subject_ = mix64(hash_name(entry_->name) + static_cast<uint64_t>(entry_->batch));
-  for (const void* output : outputs_) subject_ = mix64(subject_ + (output != nullptr));
+  begins_ = {.kind = Notice::kBegun,
+             .subject = mix64(hash_name(entry_->name) + static_cast<uint64_t>(entry_->batch)),
+             .numbers = commits_ ? digest_of_numbers(values_) : 0,
+             .same = folded(values_.same)};
+  for (const void* output : outputs_) begins_.subject = mix64(begins_.subject + (output != nullptr));
   machine_.ear()->listen(this, [this] { machine_.transport().reset(); });  // it may stop this run at once
   try {
-    wire_->tell({.kind = Notice::kBegun, .subject = subject_});
+    wire_->tell(begins_);
   } catch (const std::exception& e) {
     stop(as_error(e, "begin a run with the other ranks"));
   }
@@ -414,7 +433,7 @@ bool Executor::agree() {
 
 // What another rank tells; on the thread of the ear. It stops the run whatever memory there is.
 void Executor::hear(const Notice& notice) noexcept {
-  const bool begins = notice.kind == Notice::kBegun && notice.subject == subject_;
+  const bool begins = notice.kind == Notice::kBegun && begin_alike(notice, begins_);
   if (begins || notice.kind == Notice::kReady || notice.kind == Notice::kMoves)
     others_moved_.store(now_nanoseconds(), std::memory_order_relaxed);
   if (begins) return begun_.add(notice.rank);
@@ -429,7 +448,7 @@ void Executor::hear(const Notice& notice) noexcept {
   if (notice.kind == Notice::kAt) return heard_place(notice);
   if (notice.kind == Notice::kGone) tell_place(notice.rank);
   if (notice.kind == Notice::kStopped && notice.code == Code::kDeadlineExceeded) tell_place(kNone);
-  stop(error_of(notice, *machine_.world()), &notice);
+  stop(error_of(notice, *machine_.world(), &begins_), &notice);
 }
 
 // ---- nothing moves ----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "comm/counter.h"
+#include "comm/wire.h"
 #include "run/beginners.h"
 #include "run/bound.h"
 #include "run/handle.h"
@@ -37,6 +38,7 @@ struct StepValues {
   int64_t iteration = 0, updates = 0;
   double learning_rate = 0;
   double loss_scale = 1;   // f16: the factor of the loss in the backward pass
+  uint64_t same = 0;       // that all ranks have to give, such as which batch it is; 0: none
   bool check_loss = true;  // a non-finite loss is an error
   bool timeline = false;
   const std::atomic<bool>* cancel = nullptr;   // of the caller; may be null
@@ -158,7 +160,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   Ended ended_ = nullptr;
   void* context_ = nullptr;
   std::atomic<uint8_t> state_{kOpen};
-  uint64_t subject_ = 0;  // of this run, the same on all ranks
+  Notice begins_;         // what this rank tells of this run: the same on all
   Beginners begun_;       // other ranks that run the same
   Counter ready_;         // those that have promised
   bool commits_ = false;  // a device of whichever rank does

@@ -158,11 +158,12 @@ Error has_left(const World& world, int rank) {
   return error(Code::kUnavailable, "{} has left the meeting of the ranks", text_of_rank(world, rank)).at_rank(rank);
 }
 
-Error error_of(const Notice& notice, const World& world) noexcept {
+Error error_of(const Notice& notice, const World& world, const Notice* mine) noexcept {
   const bool another = notice.kind == Notice::kBegun;
   Error out(another ? Code::kFailedPrecondition : notice.code, {});
   try {
-    out = another ? runs_something_else(notice.rank, world.rank())
+    out = another && mine != nullptr ? begins_something_else(notice, *mine, world.rank())
+          : another                  ? runs_something_else(notice.rank, world.rank())
           : notice.kind == Notice::kGone
               ? error(notice.code, "{}", notice.message)
               : error(notice.code, "{}: {}", text_of_rank(world, notice.rank), notice.message);

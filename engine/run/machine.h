@@ -122,8 +122,8 @@ class Ear {
 };
 
 // What is wrong when another rank tells that: it is not ready for what this one runs. Without memory for a text it has
-// none.
-Error error_of(const Notice& notice, const World& world) noexcept;
+// none. mine: what this rank has told when it began, null: nobody looks at more than what is run.
+Error error_of(const Notice& notice, const World& world, const Notice* mine = nullptr) noexcept;
 // A run that another one, which has left the world, takes no part in.
 Error has_left(const World& world, int rank);
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <unistd.h>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -88,6 +89,7 @@ struct Session::Impl {
   double fixed_learning_rate = -1;
   double loss_scale = 1;
   int64_t steps_at_scale = 0;
+  uint64_t same = 0;  // of the next run
   bool trace = false;
   bool broken = false;
   LoadedCheckpoint loaded;  // the last one; format 0: none
@@ -472,6 +474,7 @@ struct Session::Impl {
   RunHandle start(RunMode mode, const std::vector<NamedHost>& inputs, const std::vector<NamedHost>& outputs,
                   std::shared_ptr<const Cancel> cancel, int64_t slices_of) {
     check_idle();
+    const uint64_t same_of_this = std::exchange(same, 0);
     check_whole();
     if (mode == RunMode::kStep && iteration >= kMostIterations)
       throw error(Code::kFailedPrecondition, "the session is at iteration {}, the last that a checkpoint can name",
@@ -490,6 +493,7 @@ struct Session::Impl {
     values.updates = updates;
     values.learning_rate = learning_rate();
     values.loss_scale = loss_scale;
+    values.same = same_of_this;
     // In f16 a loss that is not finite is an overflow: the step changes nothing, and the scale falls.
     values.check_loss = mode == RunMode::kStep && options.nan_policy == NanPolicy::kError && !scales_loss();
     values.timeline = trace;
@@ -824,7 +828,15 @@ void Session::load(const std::string& directory) {
                    meta.seed, restoration->left_out(), meta.optimizer};
 }
 
-void Session::refuse_run(const Error& why) { Executor::refuse(*impl_->machine, why); }
+void Session::refuse_run(const Error& why) {
+  impl_->same = 0;
+  Executor::refuse(*impl_->machine, why);
+}
+
+void Session::set_same(uint64_t number) {
+  impl_->check_idle();
+  impl_->same = number;
+}
 
 const LoadedCheckpoint& Session::loaded() const { return impl_->loaded; }
 void Session::check_idle() const { impl_->check_idle(); }

@@ -84,6 +84,9 @@ class Session {
   // Instead of step or eval, where a caller's argument is refused before them: the other ranks, which begin the run,
   // are told why. Nothing in a session of one rank.
   void refuse_run(const Error& why);
+  // A number that all ranks that give one have to give alike before their next run: another batch is another one. 0:
+  // none. It holds for that run alone, also where it is refused.
+  void set_same(uint64_t number);
   // Plans and binds what runs of this size need, which then plan and bind nothing. In a world each rank by itself.
   void prepare(RunMode mode, int64_t batch);
   std::vector<EntryInfo> entries() const;  // that are bound, the newest last

@@ -13,6 +13,8 @@ constexpr uint64_t kTag = (~uint64_t{0} >> 1) - 1;  // that of no collective, of
 constexpr double kSecondsToMeet = 300;              // until all ranks have begun
 constexpr double kSecondsToAnswer = 3600;           // until one has written or read its part
 
+constexpr double kSecondsOnOneHost = 1;  // until a directory shows what another process has made there
+
 struct Aborted {};
 
 }  // namespace
@@ -105,6 +107,8 @@ std::string WirePeers::spread(const std::string& rank_0s) {
     return rank_0s;
   });
 }
+
+double WirePeers::patience() const { return machine_.world()->near_0 ? kSecondsOnOneHost : Peers::patience(); }
 
 void WirePeers::hear(const Notice& notice) noexcept {
   if (notice.kind == Notice::kBegun && notice.subject == subject_) return begun_.add(notice.rank);

@@ -26,6 +26,7 @@ class WirePeers final : public Peers, private Ear::Listener, private Lookout {
   int size() const override { return wire_.size(); }
   std::vector<std::string> collect(const std::string& mine) override;
   std::string spread(const std::string& rank_0s) override;
+  double patience() const override;
   void finish() { cancellable_ = false; }  // from here on a cancel is too late; so it is in spread()
 
  private:

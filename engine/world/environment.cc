@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -14,7 +13,7 @@
 namespace whale {
 namespace {
 
-constexpr int64_t kMostRanks = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMostRanks = 65536;
 constexpr const char* kLoopback = "127.0.0.1";
 
 class Variables {

@@ -51,7 +51,7 @@ enum class Say : uint8_t { kHere, kPut, kGet, kBye, kWelcome, kRefused, kLater, 
 
 // A frame is a length, a Say, two numbers, and a text; of kPut the text is the key and, `b` bytes behind it, the value.
 // kHere has the text of what a rank is at; from the host, rank 0. kBye and kAbsent have the text of why a rank has
-// left, if it said it, and `b` the rank at fault, from 1.
+// left, if it said it, and `b` the rank at fault, from 1. kRefused has the text of why, or none: it is the token.
 struct FrameHead {
   uint32_t bytes = 0;  // of the text
   uint32_t a = 0, b = 0;
@@ -173,6 +173,7 @@ class Host {
     bell_.ring();
     thread_.join();
   }
+  size_t turned_away() const { return turned_away_; }
 
  private:
   struct Question {
@@ -258,6 +259,8 @@ class Host {
     char token[kTokenBytes] = {};
     options_.token.copy(token, kTokenBytes);
     if (!same(hello.token, token, kTokenBytes) || !same(hello.magic, kMagic, sizeof kMagic)) {
+      // A rank of another job, or one that was started with another token: it need not try again.
+      if (same(hello.magic, kMagic, sizeof kMagic)) ++turned_away_, c.out += frame(Say::kRefused), flush(c);
       c.cut = true;
       return;
     }
@@ -392,6 +395,7 @@ class Host {
   Socket listener_;
   std::vector<bool> there_, left_;  // ranks
   std::vector<Farewell> farewells_;
+  std::atomic<size_t> turned_away_{0};  // for their token
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::string, std::string> values_;
   std::map<int, std::string> lost_;
@@ -410,11 +414,10 @@ class Meeting final : public MeetingStore {
     options.token.copy(hello.token, kTokenBytes);
     hello.rank = static_cast<uint32_t>(options.rank), hello.size = static_cast<uint32_t>(options.size);
     const auto begin = Clock::now();
-    later_ = begin;
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
       Watch::look();
-      const double left = options.timeout_seconds - Seconds(Clock::now() - begin).count();
-      socket_ = connect_to(options.address, options.port, std::max(left, 0.1));
+      const double spent = Seconds(Clock::now() - begin).count();
+      socket_ = connect_to(options.address, options.port, options.timeout_seconds, spent);
       in_ = {};
       write_all(socket_.fd(), &hello, sizeof hello, options.timeout_seconds);
       if (greet(begin)) break;  // else those who met there before have not all left
@@ -469,6 +472,7 @@ class Meeting final : public MeetingStore {
     const std::lock_guard lock(mutex_);
     return left_.contains(rank) || (rank == 0 && over_);
   }
+  size_t turned_away() const override { return host_ ? host_->turned_away() : 0; }
 
  private:
   Error is_over() {
@@ -490,29 +494,31 @@ class Meeting final : public MeetingStore {
         options_.address, options_.port, options_.rank)
         .at_rank(0);
   }
-  Error late(Clock::time_point begin) const {
+  Error late() const {
     return error(Code::kDeadlineExceeded, "rank 0 at {}:{} {} in {} seconds", options_.address, options_.port,
-                 later_ > begin ? "has not left the meeting before this one" : "says nothing", options_.timeout_seconds)
+                 later_ ? "has not left the meeting before this one" : "says nothing", options_.timeout_seconds)
         .at_rank(0);
   }
   // False: it may let this rank in later.
   bool greet(Clock::time_point begin) {
-    const auto seconds_left = [&](double of) { return of - Seconds(Clock::now() - begin).count(); };
+    const auto seconds_left = [&] { return options_.timeout_seconds - Seconds(Clock::now() - begin).count(); };
     FrameHead head;
     std::string text;
     while (!is_frame(head, text)) {
-      if (!is_ready(socket_.fd(), POLLIN, seconds_left(options_.timeout_seconds))) throw late(begin);
+      if (!is_ready(socket_.fd(), POLLIN, seconds_left())) throw late();
       const size_t before = in_.bytes.size();
       if (in_.read(socket_.fd(), kMostAtOnce) || in_.bytes.size() != before) continue;
-      // Cut off without a word, as strangers are, and as one at the door is when rank 0 leaves.
-      if (before == 0 && Seconds(Clock::now() - later_).count() < 2 * kFarewellSeconds) return false;
+      // Cut off without a word, as one at the door is when rank 0 leaves, and as what is no meeting may do.
+      const double since = Seconds(Clock::now() - later_.value_or(begin)).count();
+      if (before == 0 && since < 2 * kFarewellSeconds && seconds_left() > 0) return false;
       refused();
     }
     if (head.say == Say::kLater) {
       later_ = Clock::now();
-      if (seconds_left(options_.timeout_seconds) > 0) return false;
-      throw late(begin);
+      if (seconds_left() > 0) return false;
+      throw late();
     }
+    if (head.say == Say::kRefused && text.empty()) refused();
     if (head.say == Say::kRefused) throw error(Code::kFailedPrecondition, "{}", text).at_rank(options_.rank);
     if (head.say != Say::kWelcome) refused();
     who_is_0_ = text.empty() ? "rank 0" : fmt::format("rank 0 ({})", text);
@@ -624,7 +630,7 @@ class Meeting final : public MeetingStore {
   Incoming in_;
   std::string who_is_0_;
   SaidPlace rank_0_at_;
-  Clock::time_point later_;  // that it last asked to come later
+  std::optional<Clock::time_point> later_;  // that it last asked to come later
   std::mutex writing_;
   std::mutex mutex_;
   std::condition_variable changed_;

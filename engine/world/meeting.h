@@ -1,9 +1,10 @@
 // Where the ranks of a job meet: rank 0 listens, all connect to it, and stay connected. A store of keys and values, and
 // who is still there. What is said here is short; the plan's bytes go over a courier.
 //
-// A connection says the job's token before anything else; who does not know it within some seconds is cut off. The
-// ranks say "here" in turn, from a thread of their own. A rank whose connection ends without a farewell, or that is
-// silent for `timeout_seconds`, is lost: all others hear it, and what it said last that it was at.
+// A connection says the job's token before anything else; who does not know it within some seconds is cut off, and is
+// told so where it speaks as a rank does. The ranks say "here" in turn, from a thread of their own. A rank whose
+// connection ends without a farewell, or that is silent for `timeout_seconds`, is lost: all others hear it, and what it
+// said last that it was at.
 #pragma once
 
 #include <functional>
@@ -37,6 +38,7 @@ class MeetingStore : public Store {
   virtual bool doubt(int rank, const std::string& why, double seconds = 0) = 0;
   // What the others are told for whom this rank's end comes too early. Calls nobody.
   virtual void leaves_for(const Error& why) = 0;
+  virtual size_t turned_away() const = 0;  // connections, for their token; on other ranks than 0 none is known of
   virtual bool has_left(int rank) = 0;  // it has said farewell, as far as is known: it neither sends nor takes anything
 };
 

@@ -9,7 +9,9 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <sstream>
+#include <tuple>
 
 #include "base/default_settings.h"
 #include "base/library.h"
@@ -93,6 +95,51 @@ struct News {
   }
 };
 
+// A rank in a meeting, which a process is once at a time: a second world of it would wait for the first one's end, or
+// be taken for another process.
+class Seat {
+ public:
+  explicit Seat(const ProcessOptions& o) : seat_(getpid(), o.address, o.port, o.rank) {
+    const std::lock_guard lock(mutex());
+    if (taken().insert(seat_).second) return;
+    throw error(Code::kFailedPrecondition,
+                "this process is rank {} at {}:{} already: a world that it has made there, or a session of it, still "
+                "lives. Release both before you make it again (whale_session_release, whale_world_release; in Python "
+                "job.close() and world.close()), or use that one: it serves any number of jobs",
+                o.rank, o.address, o.port)
+        .at_rank(o.rank);
+  }
+  ~Seat() {
+    const std::lock_guard lock(mutex());
+    taken().erase(seat_);
+  }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+ private:
+  using Key = std::tuple<pid_t, std::string, uint16_t, int>;  // a child after fork() is another process
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::set<Key>& taken() {
+    static std::set<Key> all;
+    return all;
+  }
+  const Key seat_;
+};
+
+// The meeting, at which this process has its seat for as long.
+std::shared_ptr<MeetingStore> meet_seated(const ProcessOptions& options, const MeetingOptions& with) {
+  auto seat = std::make_shared<Seat>(options);
+  std::shared_ptr<MeetingStore> meeting = meet(with);
+  MeetingStore* const store = meeting.get();
+  return {store, [meeting = std::move(meeting), seat = std::move(seat)](MeetingStore*) mutable {
+            meeting.reset();
+            seat.reset();
+          }};
+}
+
 // Sessions keep the store and their wire, and those the post, for longer than this.
 class ProcessWorlds final : public Worlds {
  public:
@@ -111,7 +158,7 @@ class ProcessWorlds final : public Worlds {
                         .self = fmt::format("host '{}', process {}", host_name(), getpid())};
     with.lost = [news](int rank, const std::string& why) { news->lost(rank, why); };
     with.at = [whereabouts = whereabouts_] { return whereabouts->text(); };
-    const std::shared_ptr<MeetingStore> meeting = meet(with);
+    const std::shared_ptr<MeetingStore> meeting = meet_seated(options, with);
     store_ = meeting, meeting_ = meeting;
     try {
       open(options, meeting, *news);
@@ -142,6 +189,7 @@ class ProcessWorlds final : public Worlds {
       return here && here->has_left(rank);
     };
     world.hosts = hosts_;
+    world.near_0 = near_0_;
     return world;
   }
 
@@ -151,15 +199,20 @@ class ProcessWorlds final : public Worlds {
     store_->put(key("memory", rank_), shown());
     // Of the store the courier must not be the last to let go: the thread that tells of lost ranks, which holds the
     // post for as long, is the store's own.
-    const auto get = [weak = std::weak_ptr(store_), size = size_, patience = options.timeout_seconds](const char* what,
-                                                                                                      int rank) {
-      const std::shared_ptr<Store> store = weak.lock();
+    const auto get = [weak = std::weak_ptr(meeting), size = size_, patience = options.timeout_seconds](const char* what,
+                                                                                                       int rank) {
+      const std::shared_ptr<MeetingStore> store = weak.lock();
       if (!store) throw error(Code::kUnavailable, "rank {} cannot be asked for: the world has been left", rank);
       try {
         return store->get(key(what, rank), rank, patience);
       } catch (const Error& e) {
         if (e.code() != Code::kDeadlineExceeded) throw;
-        throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds", rank, size, patience)
+        const size_t away = store->turned_away();
+        throw error(Code::kDeadlineExceeded, "rank {} of {} has not come in {} seconds{}", rank, size, patience,
+                    away == 0 ? ""
+                              : fmt::format("; {} turned away for the token (WHALE_JOB_TOKEN), which is another one "
+                                            "than rank 0's",
+                                            away == 1 ? "a connection was" : fmt::format("{} connections were", away)))
             .at_rank(rank);
       }
     };
@@ -171,6 +224,7 @@ class ProcessWorlds final : public Worlds {
       courier.near.push_back(host == host_identity());
       courier.readable.push_back(courier.near.back() ? readable(get("memory", r)) : 0);
     }
+    near_0_ = courier.near[0];
     if (std::all_of(courier.near.begin(), courier.near.end(), [](bool near) { return near; })) hosts_.clear();
     courier.publish = [this](std::string address) { store_->put(key("address", rank_), std::move(address)); };
     courier.address_of = [get](int rank) {
@@ -193,6 +247,7 @@ class ProcessWorlds final : public Worlds {
   static inline std::atomic<int> open_{0};  // of this process
   const int rank_, size_;
   const double warns_after_, patience_;
+  bool near_0_ = false;
   const std::shared_ptr<Whereabouts> whereabouts_ = std::make_shared<Whereabouts>();
   std::mutex mutex_;
   uint64_t sessions_ = 0;

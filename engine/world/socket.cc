@@ -83,9 +83,9 @@ Socket listen_on(const std::string& address, uint16_t port) {
               address, port, why);
 }
 
-Socket connect_to(const std::string& address, uint16_t port, double timeout_seconds) {
-  const auto end =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+Socket connect_to(const std::string& address, uint16_t port, double timeout_seconds, double spent) {
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(std::max(timeout_seconds - spent, 0.1)));
   std::string why = "no answer";
   for (auto pause = std::chrono::milliseconds(2);; pause = std::min(pause * 2, std::chrono::milliseconds(250))) {
     try {

@@ -26,7 +26,8 @@ class Socket {
 
 // Throw unavailable, saying what the system said; what waits also throws Stopped (base/watch.h).
 Socket listen_on(const std::string& address, uint16_t port);
-Socket connect_to(const std::string& address, uint16_t port, double timeout_seconds);  // also deadline_exceeded
+// Also deadline_exceeded. `spent`: of the timeout, which are over; it is tried once in any case.
+Socket connect_to(const std::string& address, uint16_t port, double timeout_seconds, double spent = 0);
 bool is_ready(int fd, short events, double timeout_seconds);  // of poll(); false: not in this time
 // All of it, or false: the other end is gone. One that takes nothing for `timeout_seconds` is as good as gone.
 bool write_all(int fd, const void* data, size_t bytes, double timeout_seconds);

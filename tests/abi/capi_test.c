@@ -1817,6 +1817,8 @@ static void test_refuse(void) {
   FAILS(whale_session_refuse(NULL, WHALE_ABORTED, WHALE_STR("no data")), WHALE_INVALID_ARGUMENT, "`session` is NULL");
   FAILS(whale_session_refuse(s, WHALE_OK, WHALE_STR("no data")), WHALE_INVALID_ARGUMENT, "`code` is 0");
   FAILS(whale_session_refuse(s, 99, WHALE_STR("no data")), WHALE_INVALID_ARGUMENT, "`code` is 99");
+  OK(whale_session_same(s, 7));
+  FAILS(whale_session_same(NULL, 7), WHALE_INVALID_ARGUMENT, "`session` is NULL");
   CHECK(whale_session_iteration(s) == 0);
   whale_session_release(s);
   whale_plan_release(plan);

@@ -269,7 +269,7 @@ TEST_CASE("environment: what is wrong is named") {
       {kTorchrun, {{"RANK", ""}}, "RANK is '', expected a whole number"},
       {kTorchrun, {{"RANK", " 1"}}, "RANK is ' 1', expected"},
       {kTorchrun, {{"RANK", "1.0"}}, "RANK is '1.0', expected"},
-      {kTorchrun, {{"WORLD_SIZE", "0"}}, "WORLD_SIZE is '0', expected a whole number from 1"},
+      {kTorchrun, {{"WORLD_SIZE", "0"}}, "WORLD_SIZE is '0', expected a whole number from 1 to 65536"},
       {kTorchrun, {{"WORLD_SIZE", "99999999999999999999"}}, "WORLD_SIZE is '99999999999999999999', expected"},
       {kTorchrun, {{"WORLD_SIZE", "2147483648"}}, "WORLD_SIZE is '2147483648', expected"},
       {kTorchrun, {{"MASTER_PORT", "65536"}}, "MASTER_PORT is '65536', expected a whole number from 1 to 65535"},

@@ -175,6 +175,15 @@ TEST_CASE("who does not fit is not let in, and is told why") {
   };
   const Error token = refused([](MeetingOptions& o) { o.token = "secret2"; });
   CHECK(token.code() == Code::kUnauthenticated);
+  CHECK(first->turned_away() == 1);
+  for (const double timeout : {0.5, 3.0}) {  // also where it is short
+    const auto begin = std::chrono::steady_clock::now();
+    const Error e = refused([&](MeetingOptions& o) { o.token = "secret2", o.timeout_seconds = timeout; });
+    CHECK(e.code() == Code::kUnauthenticated);
+    CHECK(has(e.message(), "the token of the job (WHALE_JOB_TOKEN)"));
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(400));
+  }
+  CHECK(first->turned_away() == 3);
   const Error size = refused([](MeetingOptions& o) { o.size = 3; });
   CHECK(size.code() == Code::kFailedPrecondition);
   CHECK(has(size.message(), "rank 1 says that there are 3 ranks, rank 0 that there are 2"));

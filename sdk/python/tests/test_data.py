@@ -161,7 +161,7 @@ def test_of_each_image_only_the_part_is_read(rank, rows, tmp_path):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_what_the_dataset_raises_is_raised_with_its_index_and_tried_again(prefetch):
+def test_what_the_dataset_raises_is_raised_with_its_index_and_left_behind(prefetch):
     class Breaks:
         broken = True
 
@@ -176,11 +176,16 @@ def test_what_the_dataset_raises_is_raised_with_its_index_and_tried_again(prefet
     dataset = Breaks()
     with wh.data.Loader(dataset, 4, shuffle=False, prefetch=prefetch) as loader:
         assert next(loader)["i"].tolist() == [0, 1, 2, 3]
-        for _ in range(2):
+        before = loader.state()
+        for again in (False, True):
             with pytest.raises(wh.data.SampleError, match="sample 7 of the dataset could not be read: OSError: the disk is gone") as raised:
                 next(loader)
-            assert raised.value.index == 7 and isinstance(raised.value.__cause__, OSError) and loader.state()["batch"] == 1
+            assert raised.value.index == 7 and isinstance(raised.value.__cause__, OSError) and loader.state()["batch"] == 2
+            if not again:
+                loader.load_state(before)
+        assert next(loader)["i"].tolist() == [8, 9, 10, 11]
         dataset.broken = False
+        loader.load_state(before)
         assert next(loader)["i"].tolist() == [4, 5, 6, 7]
 
 

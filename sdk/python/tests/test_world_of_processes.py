@@ -124,16 +124,83 @@ def test_what_does_not_fit_is_refused_and_named():
     first = start("import whale as wh; wh.world()", 0, 2, port, WHALE_TIMEOUT=8)
     with pytest.raises(wh.Unauthenticated, match="WHALE_JOB_TOKEN"):
         wh.world(1, 2, port=port, token="another", timeout=20)
+    with pytest.raises(wh.Unauthenticated, match="WHALE_JOB_TOKEN"):
+        wh.world(1, 2, port=port, token="a third", timeout=2)
     with pytest.raises(wh.FailedPrecondition, match="rank 1 says that there are 3 ranks, rank 0 that there are 2"):
         wh.world(1, 3, port=port, token="secret", timeout=20)
     out, err, code = ends([first])[0]
     assert code == 1 and "DeadlineExceeded" in err and "rank 1 of 2 has not come in 8 seconds" in err
+    assert "2 connections were turned away for the token (WHALE_JOB_TOKEN), which is another one than rank 0's" in err
     with pytest.raises(wh.DeadlineExceeded, match="rank 0 is not reached at 127.0.0.1"):
         wh.world(1, 2, port=free_port(), timeout=0.2)
     for arguments in ({"rank": 0}, {"size": 2}, {"rank": 2, "size": 2, "port": 1}, {"rank": 0, "size": 2}, {"rank": 0, "size": 2, "port": 70000},
                       {"rank": 0, "size": 2, "port": 80, "token": "x" * 65}, {"timeout": -1.0}):
         with pytest.raises(wh.InvalidArgument):
             wh.world(**arguments)
+    for name, value, expected in (("timeout", "3", "a number from 0 to 1e+06"), ("run_timeout", None, "a number"), ("timeout", 1e300, "a number"), ("token", 5, "text"),
+                                  ("address", 5, "text")):
+        with pytest.raises(wh.InvalidArgument, match=f"argument '{name}' is {value!r}, expected {expected}".replace("+", r"\+")):
+            wh.world(**{name: value})
+
+
+def test_a_second_world_of_a_process_says_what_to_release(tmp_path):
+    program = PROGRAM + """
+from pathlib import Path
+import time
+try:
+    wh.world()  # the cell of a notebook, once more
+except wh.FailedPrecondition as error:
+    print(error.rank, error)
+print(step(0))
+def together(name):  # so that nobody is seen to have left before he has tried
+    Path(sys.argv[1], f"{name}-{world_rank}").touch()
+    while len(list(Path(sys.argv[1]).glob(f"{name}-*"))) < 2: time.sleep(0.01)
+world_rank = world.rank
+together("tried")
+world.close()
+try:
+    wh.world()
+except wh.FailedPrecondition as error:
+    print(error.rank, error)
+job.close()
+print(repr(world))
+again = wh.world()
+print(again.rank, again.size)
+try:
+    world.rank
+except wh.FailedPrecondition as error:
+    print(error)
+"""
+    port = free_port()
+    ranks = [start(program.replace("sys.argv[1]", repr(str(tmp_path))), r, 2, port) for r in range(2)]
+    for r, (out, err, code) in enumerate(ends(ranks)):
+        assert code == 0, err
+        lines = out.splitlines()
+        for line in (lines[0], lines[2]):
+            assert line.startswith(f"{r} this process is rank {r} at 127.0.0.1:{port} already") and "job.close() and world.close()" in line
+        assert lines[3:] == ["<whale.World: closed>", f"{r} 2", "this world is closed; make another one with whale.world()"]
+
+
+def test_a_save_into_directories_of_their_own_is_refused_soon(tmp_path):
+    program = PROGRAM + f"""
+import time
+for folder in ("own-{{world.rank}}", "there-{{world.rank}}"):
+    began = time.monotonic()
+    try:
+        job.save({str(tmp_path)!r} + "/" + folder.format(world=world))
+    except wh.WhaleError as error:
+        print(type(error).__name__, error.rank, time.monotonic() - began < 20, error)
+print(step(0))
+"""
+    (tmp_path / "there-0").mkdir()
+    (tmp_path / "there-1").mkdir()
+    port = free_port()
+    for out, err, code in ends([start(program, r, 2, port) for r in range(2)]):
+        assert code == 0, err
+        absent, empty, _ = out.splitlines()
+        for line, why in ((absent, "it is not there for this rank"), (empty, "its save is not under way there")):
+            assert line.startswith("FailedPrecondition 1 True rank 1: ") and f"is not the directory that rank 0 saves into: {why}. All ranks" in line
+            assert "give them one that they share" in line
 
 
 def interrupted(process, what):

@@ -309,3 +309,115 @@ def test_a_sample_that_one_rank_cannot_read_ends_the_step_of_all():
     (reads, told) = (one, other) if isinstance(one, wh.data.SampleError) else (other, one)
     assert reads.index == 20 and not isinstance(told, wh.data.SampleError)
     assert told.rank == (0 if reads is one else 1) and "sample 20 of the dataset could not be read: OSError: a bad block" in str(told)
+
+
+def numbered():
+    """A model whose two stages read an input each; what they have read can be fetched."""
+    g = wh.Graph()
+    with g:
+        x, y = wh.input("x", (4, 1)), wh.input("y", (4, 1))
+        with wh.pipeline(micro_batches=2):
+            with wh.stage():
+                h = wh.nn.linear(x, 4)
+            with wh.stage():
+                p = wh.nn.linear(h, 1)
+                g.output("label", y * 1.0)
+                loss = wh.nn.mse(p, y)
+        g.output("sample", x * 1.0)
+        g.minimize(loss, wh.SGD(1e-6))
+    return g
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_after_a_sample_that_one_rank_could_not_read_all_go_on_with_the_next_batch(prefetch):
+    class X:
+        failed = False
+
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            if index == 6 and not self.failed:
+                self.failed = True
+                raise OSError("for a moment")
+            return np.array([index], np.float32)
+
+    def run(world):
+        fed, told = [], []
+        with wh.plan(numbered(), devices="ref:2", world=world).start() as job:
+            loader = wh.data.Loader({"x": X(), "y": np.arange(24, dtype=np.float32).reshape(24, 1)}, 4, job=job, shuffle=False, epochs=1, prefetch=prefetch)
+            while True:
+                try:
+                    _, out = job.step(["sample", "label"], **next(loader))
+                    fed.append((out["sample"].ravel().tolist(), out["label"].ravel().tolist()))
+                except StopIteration:
+                    return fed, told
+                except wh.WhaleError as error:
+                    told.append(error)
+
+    for fed, told in on_each(wh.worlds(2), run):
+        assert [sample for sample, _ in fed] == [list(range(k, k + 4)) for k in (0, 8, 12, 16, 20)]
+        assert all(sample == label for sample, label in fed)
+        assert len(told) == 1 and "for a moment" in str(told[0])
+
+
+def test_ranks_that_feed_parts_of_different_batches_are_refused():
+    y = np.arange(24, dtype=np.float32).reshape(24, 1)
+
+    def run(world):
+        with wh.plan(numbered(), devices="ref:2", world=world).start() as job:
+            loader = wh.data.Loader({"x": y, "y": y}, 4, job=job, seed=5)
+            ahead = loader.state()
+            before = job.parameters()
+            if world.rank == 1:
+                next(loader)
+            errors = []
+            for call in (job.step, job.eval):
+                with pytest.raises(wh.FailedPrecondition, match="feeds another batch than rank") as raised:
+                    call(**next(loader))
+                errors.append(raised.value)
+            assert all(error.rank == 1 - world.rank and "load_state" in str(error) for error in errors)
+            unchanged = equal(before, job.parameters()) and job.iteration == 0
+            loader.load_state(ahead)
+            # Of a whole batch nobody says which it is: it goes beside parts of a loader's.
+            whole = wh.data.Loader({"x": y, "y": y}, 4, seed=5)
+            return unchanged, [job.step(**next(loader if world.rank == 0 else whole)) for _ in range(3)]
+
+    (unchanged, loss), (other, same) = on_each(wh.worlds(2), run)
+    assert unchanged and other and loss == same
+
+
+def test_a_step_takes_inputs_of_one_batch():
+    y = np.arange(24, dtype=np.float32).reshape(24, 1)
+    with wh.plan(numbered(), devices="ref:2").start() as job:
+        loader = wh.data.Loader({"x": y, "y": y}, 4, job=job)
+        with pytest.raises(wh.InvalidArgument, match="'x' and 'y' are of different batches of a loader"):
+            job.step(x=next(loader)["x"], y=next(loader)["y"])
+
+
+@pytest.mark.parametrize("what", ["learning rate", "checkpoint"])
+def test_ranks_that_would_train_apart_are_refused(what, tmp_path):
+    with wh.plan(graph(), devices="ref:2").start() as job:
+        job.step(x=X[0], y=Y[0])
+        job.save(tmp_path)
+
+    def run(world):
+        with wh.plan(graph(), devices="ref:2", world=world).start() as job:
+            before = job.parameters()
+            if what == "learning rate" and world.rank == 1:
+                job.learning_rate = 0.5
+            elif what == "checkpoint":
+                job.load(tmp_path)
+                before = job.parameters()
+                if world.rank == 1:
+                    job.learning_rate = job.learning_rate * (1 + 2**-50)
+            with pytest.raises(wh.FailedPrecondition, match="begins this step with other numbers than rank .*learning rate, loss scale, iteration") as raised:
+                job.step(x=X[0], y=Y[0])
+            assert raised.value.rank == 1 - world.rank and raised.value.damage == "step"
+            evaluated = job.eval(["logits"], x=X[0])["logits"]
+            unchanged = equal(before, job.parameters())
+            job.learning_rate = None
+            return unchanged, evaluated, job.step(x=X[0], y=Y[0])
+
+    told = on_each(wh.worlds(2), run)
+    assert told[0][0] and equal(*told)

@@ -483,6 +483,7 @@ PROTOTYPES = {
     "whale_session_slice": (c_void_p, [c_void_p, c_int32, c_int64, c_int32, c_size_t, POINTER(c_int64), POINTER(c_int64)]),
     "whale_session_run_slices": (c_void_p, [c_void_p, c_int32, c_int64, POINTER(c_int32), POINTER(c_void_p), c_size_t, POINTER(c_int32), POINTER(c_void_p), c_size_t, c_void_p, POINTER(c_void_p)]),
     "whale_session_refuse": (c_void_p, [c_void_p, c_int32, whale_str]),
+    "whale_session_same": (c_void_p, [c_void_p, c_uint64]),
     "whale_session_entry_count": (c_size_t, [c_void_p]),
     "whale_session_entry": (c_void_p, [c_void_p, c_size_t, POINTER(whale_entry)]),
     "whale_session_read": (c_void_p, [c_void_p, whale_str, POINTER(c_void_p)]),

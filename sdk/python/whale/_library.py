@@ -213,6 +213,8 @@ class Handle:
     It is collected without running a line of Python. Python sees Ctrl-C between two lines, and inside __del__ or a callback in Python
     the KeyboardInterrupt would be printed as ignored, and lost."""
 
+    gone = "this job is closed; start another one with plan.start()"
+
     def __init__(self, pointer: int, release: str, first: tuple = ()):  # first: called before; C functions that return nothing
         self._pointer: int | None = pointer
         number = next(_numbers)
@@ -224,7 +226,7 @@ class Handle:
     @property
     def pointer(self) -> int:
         if self._pointer is None:
-            raise FailedPrecondition("this job is closed; start another one with plan.start()", "FAILED_PRECONDITION")
+            raise FailedPrecondition(self.gone, "FAILED_PRECONDITION")
         return self._pointer
 
     @property

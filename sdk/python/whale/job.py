@@ -335,7 +335,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Job:
-    """A plan on real devices. One thread at a time.
+    """A plan on real devices. One thread at a time. In a ``world`` of several ranks, which all make its calls, it has the devices that are this one's.
 
     Ctrl-C during a step raises ``whale.Interrupted``, a KeyboardInterrupt that says whether the step was applied: until the
     first variable is written it stops the step and leaves the job as before it, from then on the step completes. A
@@ -404,7 +404,7 @@ class Job:
             if unknown:
                 raise InvalidArgument(f"no such input: '{arguments.brief(unknown[0])}'; the inputs are {', '.join(map(repr, expected))}",
                                       "INVALID_ARGUMENT")
-            feeds, batch = gathered(feeds, self._batch_dims)
+            feeds, batch, same = gathered(feeds, self._batch_dims)
             if batch is not None:
                 function = functools.partial(_run_slices, _abi.WHALE_RUN_STEP if entry == "train" else _abi.WHALE_RUN_EVAL, batch)
             tensors = [view(fit(name, value, expected[name]), expected[name]) for name, value in feeds.items()]
@@ -423,6 +423,8 @@ class Job:
         before, event, done = self.iteration, c_void_p(), c_int32(0)
         try:  # whenever Ctrl-C comes from here on, what is raised says what became of the step
             try:
+                if same:
+                    check(lib.whale_session_same(self._handle.pointer, same))
                 start = lambda: check(function(self._handle.pointer, inputs, given, len(feeds), wanted, outputs, len(fetch), cancel.pointer,
                                                byref(event)))
                 sizes = (entry, batch, *(tuple(getattr(value, "shape", ())) for value in feeds.values()))

@@ -21,6 +21,7 @@ class Local:
     def __init__(self, parts: Any, batch: int | None = None):
         self.parts = list(parts) if isinstance(parts, (list, tuple)) else parts
         self.batch = 0 if batch is None else arguments.integer("batch", batch, 1)
+        self._same = 0  # which batch it is of, as a loader numbers them; 0: nobody says
 
     def array(self, dim: int) -> np.ndarray:
         """All parts along ``dim``, without a copy where there is one."""
@@ -33,12 +34,16 @@ class Local:
         return f"<whale.Local: {shapes} of a batch of {self.batch or 'the graph'}>"
 
 
-def gathered(feeds: Mapping[str, Any], batch_dims: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
-    """The arrays of a run's inputs, and the samples of the batch that they hold slices of (0: the graph's own); None: they are whole."""
+def gathered(feeds: Mapping[str, Any], batch_dims: Mapping[str, int]) -> tuple[dict[str, Any], int | None, int]:
+    """The arrays of a run's inputs; the samples of the batch that they hold slices of (0: the graph's own), None: they are whole; and which batch it is,
+    0: nobody says."""
     local = {name: value for name, value in feeds.items() if isinstance(value, Local)}
     if not local:
-        return dict(feeds), None
+        return dict(feeds), None, 0
     batch = next(iter(local.values())).batch
+    said = {value._same: name for name, value in local.items() if value._same}
+    if len(said) > 1:
+        raise InvalidArgument(f"{' and '.join(map(repr, said.values()))} are of different batches of a loader: give all inputs of one", "INVALID_ARGUMENT")
     for name, value in feeds.items():
         if name not in local and batch_dims[name] >= 0:
             raise InvalidArgument(f"'{name}' is a whole batch, and '{next(iter(local))}' is whale.Local: give all inputs alike", "INVALID_ARGUMENT")
@@ -46,4 +51,4 @@ def gathered(feeds: Mapping[str, Any], batch_dims: Mapping[str, int]) -> tuple[d
             raise InvalidArgument(f"'{name}' is of a batch of {value.batch or 'the graph'}, '{next(iter(local))}' of one of {batch or 'the graph'}",
                                   "INVALID_ARGUMENT")
     return {name: value.array(max(0, batch_dims[name])) if name in local else value for name, value in feeds.items()
-            if name not in local or not isinstance(value.parts, list) or value.parts}, batch
+            if name not in local or not isinstance(value.parts, list) or value.parts}, batch, next(iter(said), 0)

@@ -25,6 +25,7 @@ class World:
 
     def __init__(self, handle: Handle):
         self._handle = handle
+        handle.gone = "this world is closed; make another one with whale.world()"
 
     @property
     def rank(self) -> int:
@@ -43,8 +44,13 @@ class World:
                 out.append(device)
         return out
 
+    def close(self) -> None:
+        """Leaves the other ranks, once its jobs are closed too; also done when it is collected. A process is a rank of one meeting once at a time: close
+        both before ``whale.world`` is called again."""
+        self._handle.close()
+
     def __repr__(self) -> str:
-        return f"<whale.World: rank {self.rank} of {self.size}>"
+        return "<whale.World: closed>" if self._handle.closed else f"<whale.World: rank {self.rank} of {self.size}>"
 
 
 def worlds(ranks: int) -> list[World]:
@@ -67,13 +73,14 @@ def world(rank: int | None = None, size: int | None = None, *, address: str = ""
     read, save), and no rank is at work, until it ends with DeadlineExceeded: a rank is there and has not called it, or what was sent does not
     arrive; default: WHALE_RUN_TIMEOUT, or 600.
 
-    Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, or two of one rank),
-    Unavailable (no address to listen on, no UCX, no PMIx) and InvalidArgument."""
+    Raises DeadlineExceeded (a process has not come), Unauthenticated (another token), FailedPrecondition (another size, two of one rank, or a world that
+    this process has made there before and not closed), Unavailable (no address to listen on, no UCX, no PMIx) and InvalidArgument."""
     if (rank is None) != (size is None):
         raise InvalidArgument("rank and size: give both, or none for what the environment says")
-    place, secret = string(address), string(token)
+    place, secret = string(arguments.text("address", address)), string(arguments.text("token", token))
+    patience, run_patience = arguments.number("timeout", timeout, 0, 1e6), arguments.number("run_timeout", run_timeout, 0, 1e6)
     options = _abi.whale_world_options(sizeof(_abi.whale_world_options), arguments.integer("rank", rank or 0, 0, 65535),
-                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, timeout, run_timeout_seconds=run_timeout)
+                                       arguments.integer("size", size or 0, 0, 65536), place, arguments.integer("port", port, 0, 65535), secret, patience, run_timeout_seconds=run_patience)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel = cancel.pointer
     return World(interruptible(lambda: make("whale_world_release", lib.whale_world_create, engine(), byref(options)), cancel.pointer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import queue
 import threading
 import weakref
@@ -50,8 +51,9 @@ class Loader:
     names
         Of a tuple's elements.
 
-    What the dataset raises, or gives in another shape, is a SampleError of the ``next`` whose batch it is, on this rank alone; the next call tries
-    that batch again. One thread at a time. ``close`` ends the thread; a loader that nobody holds has ended it too."""
+    What the dataset raises, or gives in another shape, is a SampleError of the ``next`` whose batch it is, on this rank alone; the other ranks' step
+    ends with its words. The next call gives the next batch, as theirs do; ``load_state`` of what ``state`` gave before it, on all ranks, tries that
+    one again. A step whose ranks feed parts of different batches is FailedPrecondition on all, and changes nothing. One thread at a time. ``close`` ends the thread; a loader that nobody holds has ended it too."""
 
     def __init__(self, dataset: Any, batch: int, *, job: "Job | None" = None, seed: int = 0, shuffle: bool = True, epochs: int | None = None,
                  drop_last: bool = True, prefetch: int = 2, names: Sequence[str] = ()):
@@ -84,6 +86,7 @@ class Loader:
             if (job := self._job()) is not None:  # the other ranks' step waits for this one
                 with contextlib.suppress(WhaleError):
                     job.refuse(error)
+            self._at = self._batches.after(*self._at)  # as the other ranks, which have this batch
             raise
         self._at = self._batches.after(*self._at)
         return batch
@@ -203,7 +206,15 @@ class _Batches:
                     raise SampleError(f"sample {index} of '{name}' has shape {array.shape}, expected {shape}", index)
                 box = slices[name][0]  # in these dimensions all boxes are alike
                 parts.setdefault(name, []).append(array[box[:port.batch_dim] + box[port.batch_dim + 1:]])
-        return {name: Local(np.stack(parts[name], self._ports[name].batch_dim) if name in parts else [], len(indices)) for name in slices}
+        local = {name: Local(np.stack(parts[name], self._ports[name].batch_dim) if name in parts else [], len(indices)) for name in slices}
+        for each in local.values():
+            each._same = self._number(seed, epoch, batch)
+        return local
+
+    def _number(self, seed: int, epoch: int, batch: int) -> int:
+        """Of the batch: another one where other samples are in it. Never 0."""
+        which = (self.samples, self.size, seed if self._shuffle else None, epoch if self._shuffle else 0, batch)
+        return int.from_bytes(hashlib.blake2b(repr(which).encode(), digest_size=8).digest(), "little") or 1
 
     def _sample(self, index: int, names: list[str] | None) -> dict[str, Any]:
         """Of the inputs `names`, None: all that there are."""
