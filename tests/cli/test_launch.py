@@ -288,6 +288,24 @@ def test_ranks_that_end_well_on_a_signal_are_a_success(mark):
     assert run.returncode == 0
 
 
+def test_a_rank_that_is_stopped_hears_a_signal_too(mark):
+    run, lines = begun("-n", 3, *python("print(os.getpid(), flush=True); time.sleep(600)"), mark)
+    os.kill(next(int(line.split()[-1]) for line in lines if line.startswith("[rank 2]")), signal.SIGSTOP)
+    run.terminate()
+    run.communicate(timeout=8)
+    assert run.returncode == 128 + signal.SIGTERM
+
+
+def test_who_does_not_end_long_after_another_has_on_a_signal_is_killed(mark):
+    text = "signal.signal(15, signal.SIG_IGN if rank == 1 else lambda *_: sys.exit(0)); print(rank, flush=True); time.sleep(600)"
+    run, _ = begun("-n", 2, *python(text), mark, ranks=2)
+    start = time.monotonic()
+    run.terminate()
+    _, said = run.communicate(timeout=60)
+    assert 29 < time.monotonic() - start < 50 and run.returncode == 128 + signal.SIGTERM
+    assert re.search(r"rank 1 on \S+ has not ended on SIGTERM, nor in 30 seconds since another one has, and is killed", said)
+
+
 def test_a_second_signal_kills(mark):
     run, _ = begun("-n", 3, *python("[signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print(rank, flush=True); time.sleep(600)"), mark)
     run.send_signal(signal.SIGINT)

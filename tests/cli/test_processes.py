@@ -60,6 +60,17 @@ def test_what_processes_save_others_load(model, tmp_path):
     assert went_on == uninterrupted[2:]
 
 
+def test_one_rank_says_that_it_has_saved(model, tmp_path):
+    done = subprocess.run([WHALE, "launch", "-n", "3", "--", WHALE, "run", model, "--strategy", "replica", "--steps", "2", "--quiet", "--save", tmp_path / "c"], capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == 0 and done.stderr == f"saved {tmp_path / 'c'}\n"
+
+
+def test_a_bench_of_processes_is_one_bench(model):
+    line = json.loads(launch(2, "bench", model, "--strategy", "replica", "--steps", 2, "--warmup", 1, "--report"))
+    assert line["devices"] == "cpu:2" and line["first_loss"] == json.loads(whale("bench", model, "--strategy", "replica", "--devices", "cpu:2", "--steps", 2, "--warmup", 1))["first_loss"]
+
+
 def test_a_refusal_is_every_ranks_and_said_by_each(model):
     told = launch(2, "run", model, "--strategy", "replica(5)", "--steps", 1, code=2)
     assert told.count("replica(5)") >= 2

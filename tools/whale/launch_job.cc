@@ -27,6 +27,7 @@ namespace {
 
 constexpr int kConnecting = 8;  // to one host at a time: sshd refuses some where more than ten come at once
 constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kSecondsAfterSignal = 30;  // at least, for those that have not ended when the first has
 
 std::string signal_name(int number) {
   const char* name = ::sigabbrev_np(number);
@@ -260,6 +261,7 @@ class Job {
     ++asked_;
     if (asked_ == 1) signal_ = number;
     send_all(asked_ == 1 ? number : SIGKILL);
+    if (asked_ == 1) send_all(SIGCONT);  // one that is stopped hears nothing before
     if (asked_ == 1) say(signal_name(number) + ", which all ranks got; a second one kills them");
     if (asked_ == 2) ending_ = kKilled, deadline_ = kNever;
   }
@@ -267,6 +269,7 @@ class Job {
   // Ranks that have ended, with all that they have started.
   void reap() {
     std::vector<Rank*> failed;
+    bool ended = false;
     for (Rank& rank : ranks_) {
       siginfo_t info{};
       if (rank.child.pid <= 0 ||
@@ -277,6 +280,7 @@ class Job {
       guard_.remove(rank.child.pid);
       ::waitpid(rank.child.pid, &rank.status, 0);
       rank.child.pid = -1;
+      ended = true;
       if (rank.child.in >= 0) ::close(rank.child.in);
       rank.out.finish();
       rank.err.finish();
@@ -289,6 +293,9 @@ class Job {
     std::stable_sort(failed.begin(), failed.end(),
                      [](const Rank* a, const Rank* b) { return WIFSIGNALED(a->status) > WIFSIGNALED(b->status); });
     for (Rank* rank : failed) fail(*rank);
+    if (ended && asked_ == 1 && ending_ == kNot) {
+      ending_ = kAsked, deadline_ = seconds_now() + seconds_after_signal();
+    }
   }
 
   // How it failed, behind its name.
@@ -324,9 +331,10 @@ class Job {
       how += "; " + (others == 1 ? "1 other rank gets" : std::to_string(others) + " other ranks get") + " SIGTERM" +
              (grace > 0 ? " in " + seconds(grace) : "");
     if (asked_ == 0) say(name(rank) + " " + how);
-    if (ending_ == kNot) ending_ = kGrace, deadline_ = seconds_now() + grace;
+    if (ending_ == kNot && asked_ == 0) ending_ = kGrace, deadline_ = seconds_now() + grace;
   }
 
+  double seconds_after_signal() const { return std::max(options_.grace_seconds, kSecondsAfterSignal); }
   static std::string seconds(double given) {
     std::string text = std::to_string(given);
     text.erase(text.find_last_not_of('0') + 1);
@@ -346,9 +354,12 @@ class Job {
     if (ending_ == kGrace) {
       send_all(SIGTERM);
       ending_ = kTerminated, deadline_ = now + std::max(1.0, options_.grace_seconds);
-    } else if (ending_ == kTerminated) {
+    } else if (ending_ == kTerminated || ending_ == kAsked) {
+      const std::string what = ending_ == kTerminated ? "SIGTERM"
+                                                      : signal_name(signal_) + ", nor in " +
+                                                            seconds(seconds_after_signal()) + " since another one has,";
       for (const Rank& rank : ranks_)
-        if (rank.state != Rank::kEnded) say(name(rank) + " has not ended on SIGTERM and is killed");
+        if (rank.state != Rank::kEnded) say(name(rank) + " has not ended on " + what + " and is killed");
       send_all(SIGKILL);
       ending_ = kKilled, deadline_ = kNever;
     }
@@ -363,8 +374,8 @@ class Job {
   int asked_ = 0;   // how often a signal has asked for the end
   int signal_ = 0;  // the first that did
   int code_ = 0;
-  enum { kNot, kGrace, kTerminated, kKilled } ending_ = kNot;
-  double deadline_ = kNever;  // of the grace, or of what SIGTERM asked for
+  enum { kNot, kAsked, kGrace, kTerminated, kKilled } ending_ = kNot;  // asked: by a signal of ours, and one has
+  double deadline_ = kNever;                                           // of the grace, or of what a signal asked for
 };
 
 }  // namespace

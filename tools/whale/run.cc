@@ -178,7 +178,7 @@ void add_run(CLI::App& app, int& exit_code) {
       runner.load(state->load);
       const auto loaded = nlohmann::json::parse(text(whale_session_report_json, runner.session())).at("loaded");
       if (seed->count() == 0) data_seed = loaded.at("seed").get<uint64_t>();
-      if (const auto& left_out = loaded.at("left_out"); !left_out.empty())
+      if (const auto& left_out = loaded.at("left_out"); !left_out.empty() && first)
         std::fprintf(
             stderr,
             "whale: '%s' holds optimizer state%s (%zu tensors, such as '%s') and this model's optimizer keeps none: "
@@ -186,7 +186,7 @@ void add_run(CLI::App& app, int& exit_code) {
             state->load.c_str(),
             loaded.at("optimizer").is_null() ? "" : (" of " + loaded.at("optimizer").get<std::string>()).c_str(),
             left_out.size(), left_out[0].get<std::string>().c_str());
-      if (!loaded.at("checksums").get<bool>())
+      if (!loaded.at("checksums").get<bool>() && first)
         std::fprintf(stderr,
                      "whale: '%s' was saved by an older libwhale and has no checksums: a changed byte in it would not "
                      "have been noticed\n",
@@ -241,7 +241,7 @@ void add_run(CLI::App& app, int& exit_code) {
       if (interruption.number() == 0 || state->session.world == nullptr) throw;
       runner.save(state->save);
     }
-    if (skipped > 0)
+    if (skipped > 0 && first)
       std::fprintf(stderr,
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "
                    "is halved by each (--loss-scale)\n",
@@ -252,12 +252,14 @@ void add_run(CLI::App& app, int& exit_code) {
       });
     if (!whole) {
       progress.leave();
-      std::fprintf(stderr, "whale: interrupted after step %ld, %s%s\n",
-                   static_cast<long>(whale_session_iteration(runner.session())),
-                   state->save.empty() ? "nothing was saved (--save DIRECTORY does)" : ("saved " + state->save).c_str(),
-                   state->trace.empty() ? "" : "; no timeline was written");
+      if (first)
+        std::fprintf(
+            stderr, "whale: interrupted after step %ld, %s%s\n",
+            static_cast<long>(whale_session_iteration(runner.session())),
+            state->save.empty() ? "nothing was saved (--save DIRECTORY does)" : ("saved " + state->save).c_str(),
+            state->trace.empty() ? "" : "; no timeline was written");
     } else {
-      if (!state->save.empty()) std::fprintf(stderr, "saved %s\n", state->save.c_str());
+      if (!state->save.empty() && first) std::fprintf(stderr, "saved %s\n", state->save.c_str());
       if (state->quiet && !state->json && first) std::printf("%.6f\n", loss);
     }
     exit_code = interruption.number() == 0 ? 0 : 128 + interruption.number();
@@ -283,10 +285,12 @@ void add_bench(CLI::App& app) {
   command->add_option("--name", state->name, "of the workload, for the line");
   command->add_flag("--report", state->report, "also where the time and memory went");
   add_plan_options(*command, state->arguments);
+  const auto* given_devices = command->get_option("--devices");
   add_precision_options(*command, state->session);
-  command->callback([state] {
-    const double begin = seconds_now();
+  command->callback([state, given_devices] {
     const Engine engine = make_engine(state->arguments.init_dir);
+    const World world = join_processes(engine.get(), state->arguments, given_devices->count() > 0, state->session);
+    const double begin = seconds_now();
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const double planned = seconds_now();
     std::string devices = state->arguments.devices;
@@ -351,6 +355,7 @@ void add_bench(CLI::App& app) {
       line["overhead"] = shares[shares.size() / 2];
     }
     if (state->report) line["report"] = nlohmann::json::parse(text(whale_session_report_json, runner.session()));
+    if (!is_first(session)) return;
     std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   });
 }
