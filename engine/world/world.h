@@ -58,7 +58,7 @@ struct World {
   std::function<void(int rank, const std::string& why, double seconds)> doubt = {};
   std::function<bool(int rank)> has_left = {};
   std::vector<std::string> hosts = {};  // by rank, where they are on several
-  bool near_0 = true;  // rank 0 is on this host: what it makes in a directory is there at once
+  bool near_0 = true;                   // rank 0 is on this host: what it makes in a directory is there at once
 
   int rank() const { return wire->rank(); }
   int size() const { return wire->size(); }
