@@ -50,6 +50,18 @@ def test_rank_0_prints_what_one_process_prints(model, strategy, n, devices):
     assert losses(launch(n, "run", model, "--strategy", strategy, *more, "--steps", 4, "--json")) == losses(alone)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+def test_processes_of_unlike_cores_run_one_plan(model):
+    """As mpirun binds them: to a core each; and one that may use all."""
+    cores = sorted(os.sched_getaffinity(0))
+    alone = losses(whale("run", model, "--strategy", "replica", "--devices", "cpu:2", "--steps", 3, "--json"))
+    for first, second in ((f"{cores[0]}", f"{cores[1]}"), (f"{cores[0]}", ",".join(map(str, cores)))):
+        bound = f'exec taskset -c $([ $RANK = 0 ] && echo {first} || echo {second}) "$@"'
+        done = subprocess.run([WHALE, "launch", "-n", "2", "--", "sh", "-c", bound, "sh", WHALE, "run", str(model), "--strategy", "replica", "--steps", "3", "--json"],
+                              capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and losses(done.stdout) == alone, done.stderr
+
+
 def test_what_processes_save_others_load(model, tmp_path):
     """Of two processes by three, by one, and back."""
     uninterrupted = losses(whale("run", model, "--strategy", "replica", "--devices", "cpu:2", "--exact", "--accumulation", 6, "--steps", 8, "--json", "--seed", 3))

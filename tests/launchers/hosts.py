@@ -98,11 +98,6 @@ class Network:
         for host, to in ((one, other), (other, one)):
             ip("ip", "neighbour", "replace", self.address(to), "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0", inside=self.hosts[host].pid)
 
-    def patience(self, retries):
-        """How often TCP sends again what is not confirmed, before it gives up (net.ipv4.tcp_retries2)."""
-        for host in self.hosts:
-            ip("--mount", "sh", "-c", f"echo {retries} > /proc/sys/net/ipv4/tcp_retries2", inside=host.pid)
-
     def shape(self, rate):
         """What each host sends and receives, such as "100mbit"; None: as fast as it goes."""
         for host, space in enumerate(self.hosts):
