@@ -8,7 +8,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MODULES = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan",
+MODULES = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan", "prove",
          "lower", "simulate", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session", "probe"]
 BELOW = MODULES.index("device")
 # What execution may see of planning.

@@ -1,0 +1,68 @@
+// The rule of kernels: ops of the one-device program that read what the operands hold, on the part of each factor that
+// the operands are cut to.
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "prove/reference.h"
+#include "prove/value.h"
+
+namespace whale::proof {
+
+struct Operand {
+  const Value* value = nullptr;  // null: absent
+  Dims local;
+};
+struct Result {
+  Dims local;
+  DType dtype = DType::kF32;
+};
+
+struct KernelCall {
+  OpCode code{};
+  Attrs attrs = {};
+  uint64_t key = 0;
+  const Box* box = nullptr;
+  Interval samples = {};  // those of the batch that the device works on
+  std::string name = {};  // of the instruction
+  std::vector<Operand> in = {};
+  std::vector<Result> out = {};  // as the plan has them
+};
+
+class Kernels {
+ public:
+  explicit Kernels(Reference& reference) : ref_(reference) {}
+  std::vector<Value> run(const KernelCall& call);
+
+ private:
+  // The digits of an operand or result that factors own, outermost first; -1: no factor's.
+  struct Layout {
+    Dims digits;
+    std::vector<int> owner, dim;
+  };
+  struct Shape {
+    const Factors* factors = nullptr;
+    std::vector<Layout> in, out;
+  };
+  const Shape& shape_of(OpId op);
+
+  std::vector<Value> fused(const KernelCall& call);
+  std::vector<Value> updates(const KernelCall& call);
+  std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
+  std::vector<Value> accumulate(const KernelCall& call);
+  std::vector<Value> slice(const KernelCall& call);
+  std::vector<Value> one(const KernelCall& call);
+  std::vector<Value> match(const KernelCall& call, OpId op);
+  void check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
+                   const Dims& first_result);
+  void check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results);
+  std::string unlike(const KernelCall& call) const;
+
+  Reference& ref_;
+  std::unordered_map<OpId, Shape> shapes_;
+};
+
+std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
+
+}  // namespace whale::proof

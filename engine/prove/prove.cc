@@ -1,0 +1,110 @@
+#include "prove/prove.h"
+
+#include <algorithm>
+
+#include "base/watch.h"
+#include "prove/walk.h"
+
+namespace whale {
+namespace {
+
+using proof::At;
+using proof::Form;
+using proof::Reference;
+using proof::Stopped;
+using proof::Walk;
+
+std::string scope_of(const Plan& plan, ScopeId id) {
+  Graph scopes;
+  scopes.scopes = plan.scopes;
+  return scopes.scope_path(id);
+}
+
+std::string told(const Walk& walk, const At& at) {
+  const Instruction& i = walk.instruction(at);
+  return fmt::format("instruction {} of {}, micro-batch {}: {} '{}' on device {}", at.instruction,
+                     walk.segment(at).name, walk.schedule_row(at).micro_batch, i.verb(), i.name, at.device);
+}
+
+void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& reference, Stopped&& stopped) {
+  out.verdict = stopped.stop.covered ? Verdict::kRefuted : Verdict::kNotCovered;
+  out.what = std::move(stopped.stop.what);
+  for (const proof::Held& value : stopped.reads) {
+    const bool made = value->device >= 0;
+    out.path.push_back(
+        fmt::format("it reads {}, {}", proof::describe(reference, *value),
+                    made ? "of " + told(walk, {value->device, value->row, value->instruction}) : "there before"));
+  }
+  if (stopped.at.device < 0) return;
+  const Instruction& i = walk.instruction(stopped.at);
+  out.device = stopped.at.device;
+  out.micro_batch = walk.schedule_row(stopped.at).micro_batch;
+  out.segment = walk.segment(stopped.at).name;
+  out.instruction = i.name;
+  out.verb = std::string(i.verb());
+  out.number = stopped.at.instruction;
+  out.scope = scope_of(plan, i.scope);
+  if (out.verdict == Verdict::kNotCovered) out.construct = out.verb;
+}
+
+std::string statement(const Plan& plan, const Entry& entry) {
+  std::string out =
+      entry.name == "train"
+          ? "every copy of every variable is, after a step, what the one-device program makes of it, and all that is "
+            "handed out is the program's, up to the order of sums"
+          : "all that is handed out is the one-device program's, up to the order of sums";
+  if (plan.options.exact) out += "; that exact mode makes it bitwise equal is not part of the proof";
+  return out;
+}
+
+EntryProof prove(const Plan& plan, const Entry& entry, Form form) {
+  EntryProof out;
+  out.entry = entry.name, out.batch = entry.batch;
+  try {
+    Reference reference(plan, entry, form);
+    Walk walk(plan, entry, reference);
+    auto stopped = walk.run();
+    out.walked = walk.walked();
+    if (stopped) {
+      fill(out, plan, walk, reference, std::move(*stopped));
+    } else {
+      out.verdict = Verdict::kProven;
+      out.what = statement(plan, entry);
+    }
+  } catch (const proof::Stop& stop) {
+    out.verdict = stop.covered ? Verdict::kRefuted : Verdict::kNotCovered;
+    out.what = out.construct = stop.what;
+  } catch (const Error& e) {
+    if (e.code() == Code::kCancelled || e.code() == Code::kDeadlineExceeded) throw;
+    out.verdict = Verdict::kNotCovered;
+    out.what = out.construct = fmt::format("the one-device program: {}", e.message());
+  }
+  return out;
+}
+
+}  // namespace
+
+EntryProof prove(const Plan& plan, const Entry& entry) {
+  EntryProof first = prove(plan, entry, Form{});
+  if (first.verdict == Verdict::kProven) return first;
+  const bool packs = std::any_of(plan.source.ops.begin(), plan.source.ops.end(),
+                                 [](const Op& op) { return def(op.code).unpack != nullptr; });
+  if (!packs) return first;
+  EntryProof second = prove(plan, entry, Form{.unpack = true});
+  return second.verdict == Verdict::kProven || second.walked > first.walked ? second : first;
+}
+
+Proof prove(const Plan& plan) {
+  return stoppable([&] {
+    verify(plan);
+    Proof out;
+    for (const Entry& entry : plan.entries) {
+      out.entries.push_back(prove(plan, entry));
+      const Verdict v = out.entries.back().verdict;
+      if (v == Verdict::kRefuted || out.verdict == Verdict::kProven) out.verdict = v;
+    }
+    return out;
+  });
+}
+
+}  // namespace whale

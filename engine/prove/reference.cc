@@ -1,0 +1,184 @@
+#include "prove/reference.h"
+
+#include <algorithm>
+
+#include "grad/passes.h"
+#include "grad/rewrite.h"
+
+namespace whale::proof {
+namespace {
+
+using Rewrite = TensorIds (*)(Graph&, const Op&);
+
+// Replaces what `form` has a form for, until nothing is left of it.
+void rewrite(Graph& graph, Rewrite form) {
+  for (bool again = true; again;) {
+    again = false;
+    Rewriter r(graph);
+    for (size_t i = 0; i < r.old.size(); ++i) {
+      Op op = r.old[i];
+      for (TensorId& id : op.inputs) id = r.now(id);
+      const TensorIds results = form(graph, op);
+      if (results.empty()) {
+        r.keep(i);
+        continue;
+      }
+      again = true;
+      for (size_t k = 0; k < results.size() && k < op.outputs.size(); ++k)
+        if (op.outputs[k] != kNone) {
+          if (results[k] != kNone) graph.tensor(results[k]).name = graph.tensor(op.outputs[k]).name;
+          r.replace(op.outputs[k], results[k]);
+        }
+    }
+    r.finish();
+  }
+}
+
+TensorIds unpacked(Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  return d.unpack ? d.unpack(graph, op) : TensorIds{};
+}
+
+bool trains_in(const Entry& entry) { return entry.name == "train"; }
+
+// The passes of engine/grad, in the order that its README gives.
+Graph one_device_graph(const Plan& plan, const Entry& entry, Form form) {
+  Graph g = plan.source;
+  int64_t batch = 0;
+  for (const TensorId id : g.inputs)
+    if (const Tensor& t = g.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
+  const bool train = trains_in(entry);
+  if (!train) g = for_inference(std::move(g));
+  if (entry.batch > 0 && batch > 0 && entry.batch != batch) g = rebatch(g, entry.batch);
+  canonicalise(g);
+  if (form.unpack) rewrite(g, unpacked);
+  apply_precision(g);
+  clean(g);
+  if (train) differentiate(g);
+  split_weights(g);
+  if (train) add_updates(g), clean(g);
+  rewrite(g, smaller_form);
+  return g;
+}
+
+bool same_attrs(const Op& a, const Op& b) { return a.key == b.key && a.attrs == b.attrs; }
+
+}  // namespace
+
+TensorIds smaller_form(Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  return d.decompose ? d.decompose(graph, op) : TensorIds{};
+}
+
+size_t Reference::Hash::operator()(const Reads& reads) const {
+  size_t h = static_cast<size_t>(reads.code);
+  for (const TensorId id : reads.roots) h = (h ^ static_cast<size_t>(id + 1)) * 0x9e3779b97f4a7c15 ^ h >> 29;
+  return h;
+}
+
+Reference::Reference(const Plan& plan, const Entry& entry, Form form) : g_(one_device_graph(plan, entry, form)) {
+  index();
+}
+
+void Reference::index() {
+  root_.resize(g_.tensors.size());
+  for (size_t t = 0; t < g_.tensors.size(); ++t) {
+    root_[t] = static_cast<TensorId>(t);
+    if (g_.tensors[t].kind == TensorKind::kInput) inputs_.emplace(g_.tensors[t].name, static_cast<TensorId>(t));
+  }
+  for (const Variable& v : g_.variables) {
+    variables_.emplace(g_.tensor(v.tensor).name, v.tensor);
+    if (v.next != kNone) next_.emplace(v.tensor, v.next);
+  }
+  for (size_t i = 0; i < g_.ops.size(); ++i) {
+    const Op& op = g_.ops[i];
+    Reads reads{op.code, op.inputs};
+    for (TensorId& id : reads.roots) id = root(id);
+    if (has_flag(op.code, kView)) {
+      root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
+      continue;
+    }
+    if (op.code == OpCode::k_fill) {
+      const Tensor& t = g_.tensor(op.outputs[0]);
+      const auto [at, added] = constants_.try_emplace({t.dtype, attr_float(op.attrs, "value")}, op.outputs[0]);
+      root_[static_cast<size_t>(op.outputs[0])] = at->second;
+      if (added) values_.emplace(at->second, at->first.second);
+      continue;
+    }
+    std::vector<OpId>& alike = reads_[reads];
+    const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_attrs(g_.op(other), op); });
+    if (twin == alike.end()) {
+      alike.push_back(static_cast<OpId>(i));
+      of_code_[op.code].push_back(static_cast<OpId>(i));
+      continue;
+    }
+    for (size_t k = 0; k < op.outputs.size(); ++k)
+      root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
+  }
+}
+
+const std::vector<OpId>* Reference::find(OpCode code, const TensorIds& roots) const {
+  const auto at = reads_.find(Reads{code, roots});
+  return at == reads_.end() ? nullptr : &at->second;
+}
+
+const std::vector<OpId>& Reference::ops_of(OpCode code) const {
+  static const std::vector<OpId> kNothing;
+  const auto at = of_code_.find(code);
+  return at == of_code_.end() ? kNothing : at->second;
+}
+
+TensorId Reference::constant(DType dtype, double value) {
+  const auto [at, added] = constants_.try_emplace({dtype, value}, static_cast<TensorId>(g_.tensors.size()));
+  if (added) {
+    g_.tensors.push_back({.name = std::to_string(value), .dtype = dtype, .dims = {}});
+    root_.push_back(at->second);
+    values_.emplace(at->second, value);
+  }
+  return at->second;
+}
+
+const double* Reference::constant(TensorId root) const {
+  const auto at = values_.find(root);
+  return at == values_.end() ? nullptr : &at->second;
+}
+
+TensorId Reference::input(const std::string& name) const {
+  const auto at = inputs_.find(name);
+  return at == inputs_.end() ? kNone : at->second;
+}
+TensorId Reference::variable(const std::string& name) const {
+  const auto at = variables_.find(name);
+  return at == variables_.end() ? kNone : at->second;
+}
+
+TensorId Reference::step(StepScalar scalar) const {
+  constexpr const char* kNames[] = {"learning_rate", "updates", "loss_scale"};
+  const char* name = kNames[static_cast<size_t>(scalar)];
+  for (size_t t = 0; t < g_.tensors.size(); ++t)
+    if (g_.tensors[t].kind == TensorKind::kStep && g_.tensors[t].name == name) return static_cast<TensorId>(t);
+  return kNone;
+}
+
+TensorId Reference::after_step(TensorId variable) const {
+  const auto at = next_.find(variable);
+  return root(at == next_.end() ? variable : at->second);
+}
+
+TensorId Reference::output(const std::string& name) const {
+  if (name == "loss" && g_.training.loss != kNone) return g_.training.loss;
+  const bool gradient = name.starts_with("grad:");
+  for (const NamedTensor& t : gradient ? g_.gradients : g_.outputs)
+    if (t.name == (gradient ? name.substr(5) : name)) return t.tensor;
+  return kNone;
+}
+
+std::string Reference::name(TensorId id) const {
+  if (id == kNone) return "nothing";
+  const Tensor& t = g_.tensor(id);
+  for (const NamedTensor& g : g_.gradients)
+    if (root(g.tensor) == root(id)) return fmt::format("{} (the gradient of {})", t.name, g.name);
+  return t.name;
+}
+
+}  // namespace whale::proof

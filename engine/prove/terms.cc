@@ -1,0 +1,113 @@
+#include "prove/terms.h"
+
+#include <algorithm>
+
+namespace whale::proof {
+namespace {
+
+const FactorSet* find(const TermBox& box, const FactorKey& key) {
+  for (const FactorSet& f : box)
+    if (f.key == key) return &f;
+  return nullptr;
+}
+
+bool meet(const TermBox& a, const TermBox& b) {
+  return std::all_of(a.begin(), a.end(), [&](const FactorSet& f) {
+    const FactorSet* other = find(b, f.key);
+    return other == nullptr || f.set.meets(other->set);
+  });
+}
+
+// Two boxes that differ in one factor are one.
+bool merge(TermBox& a, const TermBox& b) {
+  if (a.size() != b.size()) return false;
+  size_t differ = a.size();
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!(a[i].key == b[i].key)) return false;
+    if (a[i].set == b[i].set) continue;
+    if (differ != a.size()) return false;
+    differ = i;
+  }
+  if (differ == a.size()) return false;
+  a[differ].set = a[differ].set.united(b[differ].set);
+  if (a[differ].set.is_first(a[differ].extent)) a.erase(a.begin() + static_cast<std::ptrdiff_t>(differ));
+  return true;
+}
+
+void merge_all(std::vector<TermBox>& boxes) {
+  for (bool again = true; again;) {
+    again = false;
+    for (size_t i = 0; i < boxes.size() && !again; ++i)
+      for (size_t k = i + 1; k < boxes.size() && !again; ++k)
+        if (merge(boxes[i], boxes[k])) boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(k)), again = true;
+  }
+  const auto before = [](const TermBox& a, const TermBox& b) {
+    for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
+      if (a[i].key != b[i].key) return a[i].key < b[i].key;
+      if (!(a[i].set == b[i].set)) {
+        const auto &x = a[i].set.runs(), &y = b[i].set.runs();
+        for (size_t r = 0; r < x.size() && r < y.size(); ++r)
+          if (!(x[r] == y[r])) return std::pair(x[r].begin, x[r].end) < std::pair(y[r].begin, y[r].end);
+        return x.size() < y.size();
+      }
+    }
+    return a.size() < b.size();
+  };
+  std::sort(boxes.begin(), boxes.end(), before);
+}
+
+}  // namespace
+
+void Terms::add_summand(TensorId tensor, TermBox box) {
+  const auto at = std::lower_bound(summands_.begin(), summands_.end(), tensor,
+                                   [](const Summand& s, TensorId id) { return s.tensor < id; });
+  summands_.insert(at, {tensor, {std::move(box)}});
+}
+
+void Terms::restrict(const TermBox& box) {
+  for (Summand& s : summands_)
+    for (TermBox& b : s.boxes)
+      for (const FactorSet& f : box) {
+        const auto at = std::lower_bound(b.begin(), b.end(), f.key,
+                                         [](const FactorSet& x, const FactorKey& k) { return x.key < k; });
+        b.insert(at, f);
+      }
+}
+
+bool Terms::beside(const Terms& other) {
+  for (const Summand& theirs : other.summands_) {
+    const auto at = std::lower_bound(summands_.begin(), summands_.end(), theirs.tensor,
+                                     [](const Summand& s, TensorId id) { return s.tensor < id; });
+    if (at == summands_.end() || at->tensor != theirs.tensor)
+      summands_.insert(at, theirs);
+    else if (!(at->boxes == theirs.boxes))
+      return false;
+  }
+  return true;
+}
+
+TensorId Terms::join(const Terms& other) {
+  for (const Summand& theirs : other.summands_) {
+    const auto at = std::lower_bound(summands_.begin(), summands_.end(), theirs.tensor,
+                                     [](const Summand& s, TensorId id) { return s.tensor < id; });
+    if (at == summands_.end() || at->tensor != theirs.tensor) {
+      summands_.insert(at, theirs);
+      continue;
+    }
+    for (const TermBox& a : at->boxes)
+      for (const TermBox& b : theirs.boxes)
+        if (meet(a, b)) return theirs.tensor;
+    at->boxes.insert(at->boxes.end(), theirs.boxes.begin(), theirs.boxes.end());
+    merge_all(at->boxes);
+  }
+  settle();
+  return kNone;
+}
+
+void Terms::settle() {
+  if (std::all_of(summands_.begin(), summands_.end(),
+                  [](const Summand& s) { return s.boxes.size() == 1 && s.boxes[0].empty(); }))
+    summands_.clear();
+}
+
+}  // namespace whale::proof
