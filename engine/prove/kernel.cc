@@ -31,6 +31,48 @@ bool equal(const Attr& a, const Attr& b) {
   return x && y ? equal_floats(*x, *y) : a == b;
 }
 
+// A product's leading dimensions may be one: rows of a matrix.
+bool same_rows(const Op& op, const Dims& a, const Dims& b) {
+  if (a == b || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
+  return a.back() == b.back() && element_count(a) == element_count(b);
+}
+
+// Parts of one sum, which the one-device program adds up within an op.
+bool adds_terms(const KernelCall& call) {
+  if (call.code != OpCode::k_add) return false;
+  const Value &a = *call.in.at(0).value, &b = *call.in.at(1).value;
+  return a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole();
+}
+
+// The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
+int group_of(const std::vector<Factor>& list, size_t operand, bool input) {
+  for (size_t f = 0; f < list.size(); ++f) {
+    const std::vector<int>& of = input ? list[f].group.inputs : list[f].group.outputs;
+    if (list[f].group.rows && std::find(of.begin(), of.end(), static_cast<int>(operand)) != of.end())
+      return static_cast<int>(f);
+  }
+  return -1;
+}
+
+// The positions of a dimension that a box says.
+Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local) {
+  std::optional<Set> out;
+  const auto cut = [&](const SubAxis& s, Interval part) {
+    const auto rows = places_of(s.outer, extent / (s.outer * s.inner), s.inner, Set(part));
+    if (!rows) no_rule("a box of many parts");
+    Set both;
+    const Set before = out ? *out : Set::first(extent);
+    for (const Interval& a : before.runs())
+      for (const Interval& b : rows->runs()) both.append({std::max(a.begin, b.begin), std::min(a.end, b.end)});
+    out = std::move(both);
+  };
+  if (box.batch.present() && box.batch.dim == static_cast<int>(dim)) cut(box.batch, samples);
+  for (const BoxCut& c : box.cuts)
+    if (c.sub_axis.dim == static_cast<int>(dim)) cut(c.sub_axis, {c.begin, c.begin + c.size});
+  if (!out || box.origin[dim]) out = Set(Interval{box.origin[dim], box.origin[dim] + local});
+  return *out;
+}
+
 }  // namespace
 
 std::string describe(const Reference& ref, const Value& v) {
@@ -93,7 +135,8 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     if (o.value != nullptr && o.value->region.size() == 0) no_rule("{} reads a tensor without elements", call.name);
   const OpDef& d = def(call.code);
   if (call.code == OpCode::k_fused) return fused(call);
-  if (call.code == OpCode::k_accumulate) return accumulate(call);
+  if (call.code == OpCode::k_accumulate || adds_terms(call)) return accumulate(call);
+  if (call.code == OpCode::k_stop_gradient) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
   if (call.code == OpCode::k_fill) {
     const Result& r = call.out.at(0);
@@ -162,13 +205,12 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
                               : Operand{&made[static_cast<size_t>(o - n)], local[static_cast<size_t>(o - n)]});
       dims = broadcast_dims(dims, each.in.back().local);
     }
-    each.attrs = complete_attrs(def(step.code), step.code == OpCode::k_cast
-                                                    ? Attrs{{"dtype", std::string(name_of(step.dtype))}}
-                                                    : Attrs{});
-    if (each.attrs.contains("rate")) {
+    if (step.code == OpCode::k_cast) each.attrs["dtype"] = std::string(name_of(step.dtype));
+    if (has_flag(step.code, kRandom)) {
       each.attrs["rate"] = step.value;
       each.attrs["key"] = static_cast<int64_t>(step.key);
     }
+    each.attrs = complete_attrs(def(step.code), std::move(each.attrs));
     each.out = {{dims, step.dtype}};
     made.push_back(std::move(run(each).at(0)));
     local.push_back(std::move(dims));
@@ -326,6 +368,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     for (size_t k = 0; k < digits->digits().size(); ++k) {
       const Digit& d = digits->digits()[k];
       const int f = shape.in[i].owner[k];
+      if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) continue;  // below, when samples are known
       if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
         if (!d.whole()) no_rule("{} reads a part of operand {} through a window", op.name, i);
       } else if (f >= 0) {
@@ -339,10 +382,13 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   for (size_t o = 0; o < call.out.size(); ++o) {
     const Layout& layout = shape.out[o];
     const Dims& dims = ref_.tensor(op.outputs[o]).dims;
-    if (call.out[o].local.size() != dims.size()) no_rule("{} makes {}", op.name, to_string(call.out[o].local));
+    if (!has_flag(op.code, kProduct) && call.out[o].local.size() != dims.size())
+      refuse("it makes {}; {} of the one-device program makes {}", to_string(call.out[o].local), op.name,
+             to_string(dims));
     for (size_t k = 0; k < layout.owner.size(); ++k) {
       const int f = layout.owner[k];
       if (f < 0 || of[static_cast<size_t>(f)]) continue;
+      if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) continue;
       const Factor& factor = list[static_cast<size_t>(f)];
       int64_t n = call.out[o].local[static_cast<size_t>(layout.dim[k])];
       for (size_t j = 0; j < layout.owner.size(); ++j) {
@@ -360,7 +406,11 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
           const int64_t begin = attr_int(call.attrs, factor.begin_attr);
           d.set = Set(Interval{begin, begin + n});
         } else if (has_flag(op.code, kRandom) || has_flag(op.code, kOffsetAware)) {
-          no_rule("where a part of {} lies", op.name);
+          const auto dim = static_cast<size_t>(layout.dim[k]);
+          const bool alone = std::count(layout.dim.begin(), layout.dim.end(), layout.dim[k]) == 1;
+          if (o != 0 || !alone || call.box == nullptr || call.box->global != dims)
+            no_rule("where a part of {} lies", op.name);
+          d.set = positions(*call.box, call.samples, dim, dims[dim], n);
         } else {
           d.any = true;
         }
@@ -386,11 +436,44 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       default:
         refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
     }
-    if (list[f].group.rows) no_rule("{} is cut within groups of samples", op.name);
     for (const Interval& run : d.set.runs())
       if (!d.any && list[f].unit > 1 && (run.begin % list[f].unit || run.end % list[f].unit))
         refuse("{} is cut within a unit of {} along {}", op.name, list[f].unit, list[f].name);
     cut.push_back(f);
+  }
+
+  // Rows of groups: those of the micro-batch, in which the device has some of the samples.
+  std::optional<Interval> groups;
+  int64_t begin = 0;  // of the device's samples in those of its groups
+  for (size_t f = 0; f < list.size(); ++f) {
+    const GroupRows& g = list[f].group;
+    if (g.rows == 0) continue;
+    if (sets[f].any || sets[f].set.runs().size() != 1) no_rule("groups of {} of {}", to_string(sets[f].set), op.name);
+    const Interval mine = sets[f].set.runs()[0];
+    const auto rows_of = [&](Interval rows) {
+      if (mine.begin < rows.begin * g.rows || mine.end > rows.end * g.rows || (groups && !(*groups == rows)))
+        refuse("it has samples {} and groups [{}:{}] of {} samples each", to_string(sets[f].set), rows.begin, rows.end,
+               g.rows);
+      groups = rows;
+      begin = rows.size() > 1 ? mine.begin - rows.begin * g.rows : 0;
+    };
+    for (const int i : g.inputs) {
+      const auto at = static_cast<size_t>(i);
+      if (at >= call.in.size() || !call.in[at].value) continue;
+      const auto digits = call.in[at].value->region.in(ref_.tensor(op.inputs[at]).dims);
+      if (!digits || digits->digits()[0].set.runs().size() != 1 || digits->digits()[0].any)
+        no_rule("groups of operand {} of {}", i, op.name);
+      rows_of(digits->digits()[0].set.runs()[0]);
+    }
+    for (const int o : g.outputs) {
+      const int64_t n = call.out.at(static_cast<size_t>(o)).local.at(0);
+      const int64_t said = n > 1 && list[f].begin_attr ? attr_int(call.attrs, list[f].begin_attr) : mine.begin % g.rows;
+      const int64_t first = (mine.begin - said) / g.rows;
+      rows_of({first, first + n});
+    }
+    if (list[f].begin_attr && attr_int(call.attrs, list[f].begin_attr) != begin)
+      refuse("attribute {} is {}, and the device's samples begin {} behind the first of their groups",
+             list[f].begin_attr, attr_int(call.attrs, list[f].begin_attr), begin);
   }
 
   // Terms that operands do not have.
@@ -432,13 +515,18 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     Dims local(whole.dims.size(), 1);
     for (size_t k = 0; k < layout.owner.size(); ++k) {
       const int f = layout.owner[k];
+      if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) {
+        digits.push_back({layout.digits[k], Set(*groups)});
+        local[0] *= groups->size();
+        continue;
+      }
       digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[static_cast<size_t>(f)]);
       if (f >= 0 && list[static_cast<size_t>(f)].window.present())
         digits.back() = Digit{layout.digits[k], Set::first(layout.digits[k])};
       if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
       local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
     }
-    if (local != call.out[o].local)
+    if (!same_rows(op, local, call.out[o].local))
       refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
              to_string(call.out[o].local));
     v.region = Region(std::move(digits));
@@ -446,7 +534,16 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     TermBox mine;
     for (const size_t f : cut) {
       if (o >= list[f].partial.size() || !list[f].partial[o]) continue;
-      mine.push_back({{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set});
+      FactorSet terms_of{{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set};
+      if (list[f].group.rows && group_of(list, o, false) == static_cast<int>(f)) {
+        // Those of its own rows are all that there are.
+        const Interval run = sets[f].set.runs()[0];
+        terms_of.extent = groups->size() * list[f].group.rows;
+        terms_of.set = Set(Interval{run.begin - groups->begin * list[f].group.rows,
+                                    run.end - groups->begin * list[f].group.rows});
+        if (terms_of.set.is_first(terms_of.extent)) continue;
+      }
+      mine.push_back(std::move(terms_of));
       const Combine how = list[f].combine_of(o);
       if ((mine.size() > 1 || !terms.whole()) && how != v.combine) no_rule("{} combines in two ways", op.name);
       v.combine = how;
@@ -465,11 +562,15 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     Dims local(ref_.tensor(op.inputs[i]).dims.size(), 1);
     for (size_t k = 0; k < shape.in[i].owner.size(); ++k) {
       const int f = shape.in[i].owner[k];
+      if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) {
+        local[0] *= groups ? groups->size() : 0;
+        continue;
+      }
       const bool own = f >= 0 && !list[static_cast<size_t>(f)].reads_through(i);
       local[static_cast<size_t>(shape.in[i].dim[k])] *=
           own ? sets[static_cast<size_t>(f)].set.size() : shape.in[i].digits[k];
     }
-    if (local != call.in[i].local)
+    if (!same_rows(op, local, call.in[i].local))
       refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local),
              describe(ref_, *call.in[i].value), to_string(local));
   }
@@ -500,12 +601,13 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
       else
         wanted[name] = sets[f].set.size();
     }
+    if (factor.begin_attr && factor.group.rows) also[factor.begin_attr] = call.attrs.at(factor.begin_attr);  // looked at
     if (!factor.begin_attr || sets[f].whole() || factor.group.rows) continue;
     if (sets[f].any || sets[f].set.runs().size() != 1) no_rule("where the part of {} begins", op.name);
     wanted[factor.begin_attr] = sets[f].set.runs()[0].begin;
   }
   for (const auto& [name, value] : wanted) {
-    if (name == kIndexLimit || name == "group") continue;  // a check; of a collective
+    if (name == kIndexLimit) continue;  // a check
     const auto at = call.attrs.find(name);
     if (at == call.attrs.end()) refuse("attribute {} of {} is missing", name, op.name);
     if (equal(at->second, value) || (also.contains(name) && equal(at->second, also.at(name)))) continue;
@@ -535,23 +637,9 @@ void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<
   for (size_t k = 0; k < dims.size(); ++k) {
     if (!(placed >> k & 1)) continue;
     const Digit& found = lies->digits()[k];
-    Region from = Region::whole({dims[k]});
-    const auto cut = [&](const SubAxis& s, Interval part) {
-      // Of the logical dimension, also where another cut was made before: positions stay logical.
-      const auto rows = places_of(s.outer, dims[k] / (s.outer * s.inner), s.inner, Set(part));
-      if (!rows) no_rule("the box of {}", op.name);
-      Set both;
-      for (const Interval& a : from.digits()[0].set.runs())
-        for (const Interval& b : rows->runs()) both.append({std::max(a.begin, b.begin), std::min(a.end, b.end)});
-      from = Region({Digit{dims[k], both}});
-    };
-    if (box.batch.present() && box.batch.dim == static_cast<int>(k)) cut(box.batch, call.samples);
-    for (const BoxCut& c : box.cuts)
-      if (c.sub_axis.dim == static_cast<int>(k)) cut(c.sub_axis, {c.begin, c.begin + c.size});
-    if (box.origin[k] || (from.is_whole() && local[k] != dims[k]))
-      from = Region({Digit{dims[k], Set(Interval{box.origin[k], box.origin[k] + local[k]})}});
-    if (found.any ? found.set.size() != from.size() : !(found.set == from.digits()[0].set))
-      refuse("the box says {} of dimension {}, and the operands are {}", to_string(from), k, to_string(found.set));
+    const Set said = positions(box, call.samples, k, dims[k], local[k]);
+    if (found.any ? found.set.size() != said.size() : !(found.set == said))
+      refuse("the box says {} of dimension {}, and the operands are {}", to_string(said), k, to_string(found.set));
   }
 }
 

@@ -1,7 +1,9 @@
 #include "prove/region.h"
 
-#include "base/format.h"
+#include <algorithm>
 #include <numeric>
+
+#include "base/format.h"
 
 namespace whale::proof {
 namespace {
@@ -157,25 +159,48 @@ std::optional<Region> Region::run(int64_t begin, int64_t n) const {
   return cut(1, all / inner, inner, {begin / inner, (begin + n) / inner});
 }
 
-bool same(const Region& a, const Region& b) {
-  // Neighbours that hold any of their positions are one digit.
-  const auto joint = [](const Region& r) {
-    std::vector<Digit> out;
-    for (const Digit& d : r.digits())
-      if (!out.empty() && out.back().any && d.any)
-        out.back() = *merged(out.back(), d);
-      else
-        out.push_back(d);
-    return out;
-  };
-  const std::vector<Digit> left = joint(a), right = joint(b);
-  if (left.size() != right.size()) return false;
-  for (size_t i = 0; i < left.size(); ++i) {
-    const Digit &x = left[i], &y = right[i];
-    if (x.extent != y.extent) return false;
-    if (x.any || y.any ? x.set.size() != y.set.size() : !(x.set == y.set)) return false;
+namespace {
+
+// Neighbours that hold any of their positions are one digit, and digits of one position none.
+std::vector<Digit> joint(const Region& r) {
+  std::vector<Digit> out;
+  for (const Digit& d : r.digits()) {
+    if (d.extent == 1) continue;
+    if (!out.empty() && out.back().any && d.any)
+      out.back() = *merged(out.back(), d);
+    else
+      out.push_back(d);
+  }
+  return out;
+}
+
+bool alike(const std::vector<Digit>& a, const std::vector<Digit>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].extent != b[i].extent) return false;
+    if (a[i].any || b[i].any ? a[i].set.size() != b[i].set.size() : !(a[i].set == b[i].set)) return false;
   }
   return true;
+}
+
+bool same_extents(const std::vector<Digit>& a, const std::vector<Digit>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Digit& x, const Digit& y) { return x.extent == y.extent; });
+}
+
+}  // namespace
+
+bool same(const Region& a, const Region& b) {
+  const std::vector<Digit> left = joint(a), right = joint(b);
+  if (same_extents(left, right)) return alike(left, right);
+  const auto dims = [](const std::vector<Digit>& digits) {
+    Dims out;
+    for (const Digit& d : digits) out.push_back(d.extent);
+    return out;
+  };
+  if (const auto other = b.in(dims(left))) return alike(left, other->digits());
+  if (const auto other = a.in(dims(right))) return alike(other->digits(), right);
+  return false;
 }
 
 std::optional<Region> hull(const std::vector<Region>& parts, int64_t elements) {
