@@ -28,7 +28,9 @@ Held joined(const std::vector<Piece>& pieces, const Dims& local) {
   }
   if (elements != element_count(local))
     refuse("parts of {} elements are put together for {}", elements, to_string(local));
-  const auto all = hull(regions, elements);
+  int64_t before = 1;
+  for (size_t d = 0; d < local.size() && pieces[0].at[d] == Interval{0, local[d]}; ++d) before *= local[d];
+  const auto all = hull(regions, before, elements);
   if (!all) no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
   if (all->size() != elements)
     refuse("parts {} and {} are put together, which leave something out or have it twice", to_string(regions[0]),

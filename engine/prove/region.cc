@@ -203,7 +203,7 @@ bool same(const Region& a, const Region& b) {
   return false;
 }
 
-std::optional<Region> hull(const std::vector<Region>& parts, int64_t elements) {
+std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
   std::vector<Digit> out = parts.at(0).digits();
   for (size_t p = 1; p < parts.size(); ++p) {
     const std::vector<Digit>& digits = parts[p].digits();
@@ -215,12 +215,17 @@ std::optional<Region> hull(const std::vector<Region>& parts, int64_t elements) {
       out[d].any &= digits[d].any;
     }
   }
+  // Where any positions are held, their number grows in the digit that stands behind so many elements.
   const int64_t found = Region(out).size();
-  for (Digit& d : out)
-    if (d.any && found != elements && found > 0 && d.set.size() * elements % found == 0) {
+  if (found == 0 || found == elements || (elements % found && found % elements)) return Region(std::move(out));
+  for (Digit& d : out) {
+    if (before == 1 && d.any && d.set.size() * elements % found == 0) {
       d.set = Set::first(d.set.size() * elements / found);
       break;
     }
+    if (before % d.set.size()) break;
+    before /= d.set.size();
+  }
   return Region(std::move(out));
 }
 

@@ -45,9 +45,9 @@ class Region {
 
 // The same elements of one tensor: digits that hold any of their positions fit all of their number.
 bool same(const Region& a, const Region& b);
-// The smallest box that has all of these, of so many elements where digits hold any positions. None: they have unlike
-// digits.
-std::optional<Region> hull(const std::vector<Region>& parts, int64_t elements);
+// The smallest box that has all of these. None: they have unlike digits. Where digits hold any positions: of so many
+// elements, the parts lying beside each other along what stands behind `before` of them.
+std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements);
 
 std::string to_string(const Region& region);  // "[0:4, 0:32]"
 

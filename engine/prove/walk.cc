@@ -195,7 +195,25 @@ bool Walk::step(Device& d) {
   return true;
 }
 
+// A slice of whole rows is the bytes that they are: the rows may be terms of one sum, which are no part of one value.
+bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
+  if (k.op != OpCode::k_local_slice && k.op != OpCode::k_part_view) return false;
+  const Ints& s = attr_ints(k.attrs, "sub_axis");
+  const Buffer& x = buffer(d, i.in.at(0));
+  if (s.at(0) != 0 || s.at(1) != 1 || x.dims.empty() || element_count(x.dims) == 0) return false;
+  const int64_t row = x.bytes / x.dims[0] * s.at(2);
+  const int64_t begin = attr_int(k.attrs, "begin"), n = attr_int(k.attrs, "end") - begin;
+  Place at = place_of(d.program, i.in[0], now(d).version);
+  at.begin += begin * row, at.bytes = n * row;
+  const Held value = n > 0 ? d.memory.read(at, x.dtype) : nullptr;
+  if (!value) return false;
+  reads_.push_back(value);
+  write(d, i.out.at(0), *value);
+  return true;
+}
+
 void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
+  if (rows(d, i, k)) return;
   KernelCall call{.code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples),
                   .name = i.name};
   std::vector<Held> held;
@@ -295,11 +313,36 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
       e.in_dims.push_back(buffer(d, list[m]->in[k]).dims);
       e.out_dims.push_back(buffer(d, list[m]->out.at(k)).dims);
     }
-    results[k] = exchanged(ref_, e);
+    if (!stacks(e)) results[k] = exchanged(ref_, e);
+    for (size_t m = 0; results[k].empty() && m < list.size(); ++m)
+      stack(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], e);
   }
   for (size_t k = 0; k < operands; ++k)
-    for (size_t m = 0; m < list.size(); ++m)
+    for (size_t m = 0; m < results[k].size(); ++m)
       write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
+}
+
+// Terms of one sum from all members, row behind row.
+bool Walk::stacks(const Exchange& e) const {
+  if (e.work->op != OpCode::k_all_gather) return false;
+  const SubAxis& s = e.work->cuts.at(e.operand).sub_axis;
+  return s.dim == 0 && s.outer == 1 && !e.in[0]->terms.whole() &&
+         std::all_of(e.in.begin() + 1, e.in.end(), [&](const Held& v) {
+           return v->tensor == e.in[0]->tensor && !(v->terms == e.in[0]->terms) && same(v->region, e.in[0]->region);
+         });
+}
+void Walk::stack(Device& d, BufferId id, const Exchange& e) {
+  const SubAxisCuts& cuts = e.work->cuts[e.operand];
+  const Buffer& b = buffer(d, id);
+  const int64_t row = b.bytes / b.dims[0] * cuts.sub_axis.inner;
+  for (size_t m = 0; m < e.in.size(); ++m) {
+    Place at = place_of(d.program, id, now(d).version);
+    at.begin += cuts.cuts.at(m).begin * row, at.bytes = cuts.cuts[m].size() * row;
+    const Value& v = *e.in[m];
+    if (v.dtype != b.dtype || v.region.size() * static_cast<int64_t>(size_of(v.dtype)) != at.bytes)
+      refuse("{} is put in the place of {} bytes", describe(ref_, v), at.bytes);
+    d.memory.write(at, e.in[m]);
+  }
 }
 
 void Walk::send(Device& d, const Instruction& i, const work::Send& s) {

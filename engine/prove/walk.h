@@ -54,6 +54,9 @@ class Walk {
   bool step(Device& d);  // false: it waits for others
   bool collective(Device& d, const work::Collective& c);
   void meet(const Meeting& meeting, const work::Collective& c);
+  bool stacks(const Exchange& e) const;
+  void stack(Device& d, BufferId id, const Exchange& e);
+  bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
   void feed(Device& d, const Instruction& i, const work::Feed& f);
   void fetch(Device& d, const Instruction& i, const work::Fetch& f);
