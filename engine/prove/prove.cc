@@ -96,8 +96,17 @@ EntryProof prove(const Plan& plan, const Entry& entry) {
 
 Proof prove(const Plan& plan) {
   return stoppable([&] {
-    verify(plan);
     Proof out;
+    try {
+      verify(plan);
+    } catch (const Error& e) {
+      if (e.code() != Code::kDataLoss) throw;
+      out.verdict = Verdict::kRefuted;
+      EntryProof order;
+      order.entry = "all", order.verdict = Verdict::kRefuted, order.what = e.message();
+      out.entries.push_back(std::move(order));
+      return out;
+    }
     for (const Entry& entry : plan.entries) {
       out.entries.push_back(prove(plan, entry));
       const Verdict v = out.entries.back().verdict;

@@ -1,5 +1,4 @@
-#include <nlohmann/json.hpp>
-
+#include "base/json.h"
 #include "prove/prove.h"
 
 namespace whale {
@@ -18,9 +17,9 @@ std::string text(const Proof& proof) {
 }
 
 std::string to_json(const Proof& proof) {
-  nlohmann::ordered_json out{{"verdict", name_of(proof.verdict)}, {"entries", nlohmann::ordered_json::array()}};
+  Json out{{"verdict", name_of(proof.verdict)}, {"text", text(proof)}, {"entries", Json::array()}};
   for (const EntryProof& e : proof.entries) {
-    nlohmann::ordered_json each{{"entry", e.entry},   {"batch", e.batch},   {"verdict", name_of(e.verdict)},
+    Json each{{"entry", e.entry},   {"batch", e.batch},   {"verdict", name_of(e.verdict)},
                                 {"what", e.what},     {"walked", e.walked}, {"construct", e.construct},
                                 {"path", e.path}};
     if (e.device >= 0)
@@ -29,7 +28,7 @@ std::string to_json(const Proof& proof) {
                     {"micro_batch", e.micro_batch}};
     out["entries"].push_back(std::move(each));
   }
-  return out.dump(2) + "\n";
+  return text_of(out);
 }
 
 }  // namespace whale
