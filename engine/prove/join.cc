@@ -13,7 +13,7 @@ std::optional<Region> box_of(const Region& region, const Dims& local, const std:
 }
 
 Held joined(const std::vector<Piece>& pieces, const Dims& local) {
-  if (pieces.empty()) return nullptr;
+  if (pieces.empty()) refuse("nothing is put together for {}", to_string(local));
   const Value& first = *pieces[0].value;
   std::vector<Region> regions;
   int64_t elements = 0;

@@ -138,14 +138,8 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
   if (call.code == OpCode::k_accumulate || adds_terms(call)) return accumulate(call);
   if (call.code == OpCode::k_stop_gradient) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
-  if (call.code == OpCode::k_fill) {
-    const Result& r = call.out.at(0);
-    Value v{.tensor = ref_.constant(r.dtype, attr_float(call.attrs, "value")), .dtype = r.dtype};
-    std::vector<Digit> digits;
-    for (const int64_t n : r.local) digits.push_back({n, Set::first(n), true});
-    v.region = Region(std::move(digits));
-    return {std::move(v)};
-  }
+  if (call.code == OpCode::k_fill)
+    return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
   if (d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic) return updates(call);
   if (d.decompose) {
     Graph scratch;
@@ -298,6 +292,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     found = ref_.find(call.code, roots);
   }
   if (!found) {
+    if (std::vector<Value> none = zeros(call); !none.empty()) return none;
     if (ref_.ops_of(call.code).empty()) no_rule("{}: the one-device program has no such op", def(call.code).name);
     refuse("{}", unlike(call));
   }
@@ -309,6 +304,38 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
       if (!last || ref_.graph().op(op).name == call.name) last = std::move(stop);
     }
   throw *last;
+}
+
+// A sum of no terms is zero, and so is what is linear in it.
+std::vector<Value> Kernels::zeros(const KernelCall& call) {
+  const OpDef& d = def(call.code);
+  if (!d.factors) return {};
+  OpView view{call.code, &call.attrs, {}, {}, {}};
+  std::vector<char> zero;
+  for (const Operand& o : call.in) {
+    view.present.push_back(o.value != nullptr);
+    view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
+    const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
+    zero.push_back(c && *c == 0);
+    if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
+  }
+  for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
+  const Factors factors = d.factors(view);
+  const bool linear = std::any_of(factors.linear.begin(), factors.linear.end(), [&](const std::vector<int>& set) {
+    return !set.empty() && std::all_of(set.begin(), set.end(), [&](int i) { return zero[static_cast<size_t>(i)]; });
+  });
+  std::vector<Value> out;
+  for (const Result& r : call.out)
+    if (linear) out.push_back(constant(r, 0));
+  return out;
+}
+
+Value Kernels::constant(const Result& r, double value) {
+  Value v{.tensor = ref_.constant(r.dtype, value), .dtype = r.dtype};
+  std::vector<Digit> digits;
+  for (const int64_t n : r.local) digits.push_back({n, Set::first(n), true});
+  v.region = Region(std::move(digits));
+  return v;
 }
 
 std::string Kernels::unlike(const KernelCall& call) const {

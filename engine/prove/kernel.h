@@ -52,7 +52,8 @@ class Kernels {
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
   std::vector<Value> accumulate(const KernelCall& call);
   std::vector<Value> slice(const KernelCall& call);
-  std::vector<Value> copy(const KernelCall& call);
+  Value constant(const Result& result, double value);
+  std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
   std::vector<Value> match(const KernelCall& call, OpId op);
   void check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,

@@ -27,7 +27,7 @@ std::string told(const Walk& walk, const At& at) {
 }
 
 void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& reference, Stopped&& stopped) {
-  out.verdict = stopped.stop.covered ? Verdict::kRefuted : Verdict::kNotCovered;
+  out.verdict = stopped.stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
   out.what = std::move(stopped.stop.what);
   for (const proof::Held& value : stopped.reads) {
     const bool made = value->device >= 0;
@@ -44,7 +44,7 @@ void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& 
   out.verb = std::string(i.verb());
   out.number = stopped.at.instruction;
   out.scope = scope_of(plan, i.scope);
-  if (out.verdict == Verdict::kNotCovered) out.construct = out.verb;
+  if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
 }
 
 std::string statement(const Plan& plan, const Entry& entry) {
@@ -68,15 +68,15 @@ EntryProof prove(const Plan& plan, const Entry& entry, Form form) {
     if (stopped) {
       fill(out, plan, walk, reference, std::move(*stopped));
     } else {
-      out.verdict = Verdict::kProven;
+      out.verdict = ProofVerdict::kProven;
       out.what = statement(plan, entry);
     }
   } catch (const proof::Stop& stop) {
-    out.verdict = stop.covered ? Verdict::kRefuted : Verdict::kNotCovered;
+    out.verdict = stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
     out.what = out.construct = stop.what;
   } catch (const Error& e) {
     if (e.code() == Code::kCancelled || e.code() == Code::kDeadlineExceeded) throw;
-    out.verdict = Verdict::kNotCovered;
+    out.verdict = ProofVerdict::kNotCovered;
     out.what = out.construct = fmt::format("the one-device program: {}", e.message());
   }
   return out;
@@ -86,12 +86,12 @@ EntryProof prove(const Plan& plan, const Entry& entry, Form form) {
 
 EntryProof prove(const Plan& plan, const Entry& entry) {
   EntryProof first = prove(plan, entry, Form{});
-  if (first.verdict == Verdict::kProven) return first;
+  if (first.verdict == ProofVerdict::kProven) return first;
   const bool packs = std::any_of(plan.source.ops.begin(), plan.source.ops.end(),
                                  [](const Op& op) { return def(op.code).unpack != nullptr; });
   if (!packs) return first;
   EntryProof second = prove(plan, entry, Form{.unpack = true});
-  return second.verdict == Verdict::kProven || second.walked > first.walked ? second : first;
+  return second.verdict == ProofVerdict::kProven || second.walked > first.walked ? second : first;
 }
 
 Proof prove(const Plan& plan) {
@@ -101,16 +101,16 @@ Proof prove(const Plan& plan) {
       verify(plan);
     } catch (const Error& e) {
       if (e.code() != Code::kDataLoss) throw;
-      out.verdict = Verdict::kRefuted;
+      out.verdict = ProofVerdict::kRefuted;
       EntryProof order;
-      order.entry = "all", order.verdict = Verdict::kRefuted, order.what = e.message();
+      order.entry = "all", order.verdict = ProofVerdict::kRefuted, order.what = e.message();
       out.entries.push_back(std::move(order));
       return out;
     }
     for (const Entry& entry : plan.entries) {
       out.entries.push_back(prove(plan, entry));
-      const Verdict v = out.entries.back().verdict;
-      if (v == Verdict::kRefuted || out.verdict == Verdict::kProven) out.verdict = v;
+      const ProofVerdict v = out.entries.back().verdict;
+      if (v == ProofVerdict::kRefuted || out.verdict == ProofVerdict::kProven) out.verdict = v;
     }
     return out;
   });

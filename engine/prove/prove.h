@@ -8,18 +8,18 @@
 
 namespace whale {
 
-enum class Verdict : uint8_t {
+enum class ProofVerdict : uint8_t {
   kProven,
   kRefuted,     // some rule says that it is not, or that it cannot be seen to be
   kNotCovered,  // there is no rule for something in it: nothing is said
 };
 inline constexpr const char* kVerdicts[] = {"proven", "refuted", "not covered"};
-inline const char* name_of(Verdict verdict) { return kVerdicts[static_cast<size_t>(verdict)]; }
+inline const char* name_of(ProofVerdict verdict) { return kVerdicts[static_cast<size_t>(verdict)]; }
 
 struct EntryProof {
   std::string entry;
   int64_t batch = 0;
-  Verdict verdict = Verdict::kNotCovered;
+  ProofVerdict verdict = ProofVerdict::kNotCovered;
   std::string what;       // proven: the statement; else what was expected and found, or what no rule is there for
   std::string construct;  // not covered: the op or construct, for counts
   // Where the walk ended; device -1: no instruction did it.
@@ -32,7 +32,7 @@ struct EntryProof {
 };
 
 struct Proof {
-  Verdict verdict = Verdict::kProven;  // the worst of the entries': refuted before not covered
+  ProofVerdict verdict = ProofVerdict::kProven;  // the worst of the entries': refuted before not covered
   std::vector<EntryProof> entries;
 };
 
