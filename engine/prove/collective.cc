@@ -34,7 +34,14 @@ Held combined(Reference& ref, const Exchange& e) {
   return std::make_shared<const Value>(std::move(out));
 }
 
-Held gathered(const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
+Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
+  if (ref.constant(e.in[0]->tensor) && std::all_of(e.in.begin(), e.in.end(), [&](const Held& v) {
+        return v->tensor == e.in[0]->tensor;
+      })) {
+    Value out = *e.in[0];
+    out.region = Region({Digit{element_count(whole), Set::first(element_count(whole)), true}});
+    return std::make_shared<const Value>(std::move(out));
+  }
   // Along the sub-axis alone: the outer, extent and inner of the flat local tensor.
   int64_t outer = cuts.sub_axis.outer, inner = cuts.sub_axis.inner;
   const auto dim = static_cast<size_t>(cuts.sub_axis.dim);
@@ -65,7 +72,7 @@ std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
   switch (e.work->op) {
     case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, e));
     case OpCode::k_all_gather:
-      return std::vector<Held>(n, gathered(e, e.work->cuts.at(e.operand), e.out_dims[0]));
+      return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));
     case OpCode::k_reduce_scatter: {
       const Held all = combined(ref, e);
       for (size_t m = 0; m < n; ++m) out[m] = part(ref, all, e.work->cuts.at(e.operand), e.in_dims[0], m);
@@ -76,7 +83,7 @@ std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
       Dims whole = e.in_dims[0];
       const auto dim = static_cast<size_t>(cuts.sub_axis.dim);
       whole[dim] = cuts.sub_axis.outer * cuts.cuts.back().end * cuts.sub_axis.inner;
-      const Held all = gathered(e, cuts, whole);
+      const Held all = gathered(ref, e, cuts, whole);
       for (size_t m = 0; m < n; ++m) out[m] = part(ref, all, e.work->to, whole, m);
       return out;
     }

@@ -131,16 +131,18 @@ const Kernels::Shape& Kernels::shape_of(OpId id) {
 }
 
 std::vector<Value> Kernels::run(const KernelCall& call) {
-  for (const Operand& o : call.in)
-    if (o.value != nullptr && o.value->region.size() == 0) no_rule("{} reads a tensor without elements", call.name);
   const OpDef& d = def(call.code);
+  const bool updates_many = d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic;
+  for (const Operand& o : call.in)
+    if (o.value != nullptr && o.value->region.size() == 0 && !updates_many)
+      no_rule("{} reads a tensor without elements", call.name);
   if (call.code == OpCode::k_fused) return fused(call);
   if (call.code == OpCode::k_accumulate || adds_terms(call)) return accumulate(call);
   if (call.code == OpCode::k_stop_gradient) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
   if (call.code == OpCode::k_fill)
     return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
-  if (d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic) return updates(call);
+  if (updates_many) return updates(call);
   if (d.decompose) {
     Graph scratch;
     Op op{.code = call.code, .name = call.name, .inputs = {}, .outputs = {}, .attrs = call.attrs, .key = call.key, .location = {}};
@@ -234,6 +236,10 @@ std::vector<Value> Kernels::updates(const KernelCall& call) {
     for (size_t k = 0; k < width; ++k) each.in.push_back(call.in[first + t * width + k]);
     for (size_t k = 0; k < per; ++k) each.out.push_back(call.out[t * per + k]);
     if (!decays.empty()) each.attrs["decays"] = Ints{decays[t]};
+    if (std::any_of(each.out.begin(), each.out.end(), [](const Result& r) { return element_count(r.local) == 0; })) {
+      out.resize(out.size() + per);  // nothing is here of this one
+      continue;
+    }
     std::vector<Value> values = one(each);
     out.insert(out.end(), values.begin(), values.end());
   }
@@ -293,6 +299,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   }
   if (!found) {
     if (std::vector<Value> none = zeros(call); !none.empty()) return none;
+    if (auto made = with_zeros(call)) return *made;
     if (ref_.ops_of(call.code).empty()) no_rule("{}: the one-device program has no such op", def(call.code).name);
     refuse("{}", unlike(call));
   }
@@ -328,6 +335,48 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   for (const Result& r : call.out)
     if (linear) out.push_back(constant(r, 0));
   return out;
+}
+
+// Zero in the place of a sum is that sum without any of its terms.
+std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call) {
+  const auto zero = [&](size_t i) {
+    const double* c = call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr;
+    return c && *c == 0;
+  };
+  std::vector<OpId> fit;
+  for (const OpId id : ref_.ops_of(call.code)) {
+    const Op& op = ref_.graph().op(id);
+    bool fits = op.inputs.size() == call.in.size(), any = false;
+    for (size_t i = 0; fits && i < op.inputs.size(); ++i) {
+      const TensorId root = ref_.root(op.inputs[i]);
+      if ((call.in[i].value ? call.in[i].value->tensor : kNone) == root) continue;
+      fits = root != kNone && zero(i) && call.in[i].value->dtype == ref_.tensor(root).dtype;
+      any = true;
+    }
+    if (fits && any) fit.insert(op.name == call.name ? fit.begin() : fit.end(), id);
+  }
+  for (const OpId id : fit) {
+    const Op& op = ref_.graph().op(id);
+    std::vector<Value> instead(call.in.size());
+    KernelCall with = call;
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (!call.in[i].value || call.in[i].value->tensor == ref_.root(op.inputs[i])) continue;
+      instead[i] = *call.in[i].value;
+      instead[i].tensor = ref_.root(op.inputs[i]);
+      instead[i].terms = Terms::none(instead[i].tensor);
+      const Dims& dims = ref_.tensor(op.inputs[i]).dims;
+      std::vector<Digit> digits;
+      for (size_t d = 0; d < dims.size() && d < call.in[i].local.size(); ++d)
+        digits.push_back({dims[d], Set::first(call.in[i].local[d]), true});
+      instead[i].region = Region(std::move(digits));
+      with.in[i].value = &instead[i];
+    }
+    try {
+      return match(with, id);
+    } catch (const Stop&) {  // another one may fit
+    }
+  }
+  return {};
 }
 
 Value Kernels::constant(const Result& r, double value) {
@@ -405,6 +454,17 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       }
     }
   }
+  // Constants lie wherever the others do.
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    if (!call.in[i].value || !ref_.constant(call.in[i].value->tensor)) continue;
+    const Layout& layout = shape.in[i];
+    for (size_t k = 0; k < layout.owner.size(); ++k) {
+      const auto f = static_cast<size_t>(layout.owner[k]), dim = static_cast<size_t>(layout.dim[k]);
+      if (layout.owner[k] < 0 || of[f] || dim >= call.in[i].local.size()) continue;
+      if (std::count(layout.dim.begin(), layout.dim.end(), layout.dim[k]) == 1)
+        of[f] = Digit{layout.digits[k], Set::first(call.in[i].local[dim]), true};
+    }
+  }
   // Factors that results alone have.
   for (size_t o = 0; o < call.out.size(); ++o) {
     const Layout& layout = shape.out[o];
@@ -457,7 +517,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       case FactorKind::kMap: break;
       case FactorKind::kReduce:
       case FactorKind::kLookup:
-        if (d.any) no_rule("{} sums over any {} of {}", op.name, d.set.size(), list[f].name);
+        if (d.any && list[f].kind == FactorKind::kLookup) no_rule("{} looks up any of {}", op.name, list[f].name);
         break;
       case FactorKind::kWindow: no_rule("{} is cut through a window ({})", op.name, list[f].name);
       default:
@@ -561,7 +621,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     TermBox mine;
     for (const size_t f : cut) {
       if (o >= list[f].partial.size() || !list[f].partial[o]) continue;
-      FactorSet terms_of{{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set};
+      FactorSet terms_of{{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set, sets[f].any};
       if (list[f].group.rows && group_of(list, o, false) == static_cast<int>(f)) {
         // Those of its own rows are all that there are.
         const Interval run = sets[f].set.runs()[0];

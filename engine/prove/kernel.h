@@ -2,6 +2,7 @@
 // the operands are cut to.
 #pragma once
 
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -56,6 +57,7 @@ class Kernels {
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
   std::vector<Value> match(const KernelCall& call, OpId op);
+  std::optional<std::vector<Value>> with_zeros(const KernelCall& call);
   void check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
                    const Dims& first_result);
   void check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results);

@@ -72,22 +72,22 @@ std::optional<Region> Region::in(const Dims& dims) const {
       out.push_back({1, Set::first(1)});
       continue;
     }
-    while (d.extent < n) {
-      if (left.empty() || n % d.extent) return {};
+    while (d.extent % n) {
+      if (left.empty()) return {};
       Digit inner = next();
-      const int64_t wanted = n / d.extent;
-      if (inner.extent > wanted) {
-        auto parts = divided(inner, inner.extent / std::gcd(inner.extent, wanted));
-        if (!parts || parts->first.extent == 1) return {};
-        left.push_back(std::move(parts->second));
-        inner = std::move(parts->first);
+      // No more of the next one than is wanted, where it divides.
+      const int64_t wanted = n / std::gcd(n, d.extent);
+      if (inner.extent > wanted && inner.extent % wanted == 0) {
+        if (auto parts = divided(inner, inner.extent / wanted)) {
+          left.push_back(std::move(parts->second));
+          inner = std::move(parts->first);
+        }
       }
       auto both = merged(d, inner);
       if (!both) return {};
       d = std::move(*both);
     }
     if (d.extent > n) {
-      if (d.extent % n) return {};
       auto parts = divided(d, d.extent / n);
       if (!parts) return {};
       left.push_back(std::move(parts->second));
@@ -204,12 +204,21 @@ bool same(const Region& a, const Region& b) {
 }
 
 std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
-  std::vector<Digit> out = parts.at(0).digits();
-  for (size_t p = 1; p < parts.size(); ++p) {
-    const std::vector<Digit>& digits = parts[p].digits();
-    if (digits.size() != out.size()) return {};
+  const auto finest = std::max_element(parts.begin(), parts.end(), [](const Region& a, const Region& b) {
+    return joint(a).size() < joint(b).size();
+  });
+  Dims extents;
+  for (const Digit& d : finest->digits()) extents.push_back(d.extent);
+  std::vector<Digit> out;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const auto part = parts[p].in(extents);
+    if (!part) return {};
+    const std::vector<Digit>& digits = part->digits();
+    if (p == 0) {
+      out = digits;
+      continue;
+    }
     for (size_t d = 0; d < out.size(); ++d) {
-      if (digits[d].extent != out[d].extent) return {};
       if (out[d].any != digits[d].any && !out[d].whole() && !digits[d].whole()) return {};
       out[d].set = out[d].set.united(digits[d].set);
       out[d].any &= digits[d].any;

@@ -14,6 +14,7 @@ const FactorSet* find(const TermBox& box, const FactorKey& key) {
 bool meet(const TermBox& a, const TermBox& b) {
   return std::all_of(a.begin(), a.end(), [&](const FactorSet& f) {
     const FactorSet* other = find(b, f.key);
+    if (other != nullptr && (f.any || other->any)) return f.set.size() + other->set.size() > f.extent;
     return other == nullptr || f.set.meets(other->set);
   });
 }
@@ -24,12 +25,15 @@ bool merge(TermBox& a, const TermBox& b) {
   size_t differ = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
     if (!(a[i].key == b[i].key)) return false;
-    if (a[i].set == b[i].set) continue;
+    if (a[i].set == b[i].set && a[i].any == b[i].any && !a[i].any) continue;
+    if (a[i].any && a[i].set.is_first(a[i].extent)) continue;
     if (differ != a.size()) return false;
     differ = i;
   }
   if (differ == a.size()) return false;
-  a[differ].set = a[differ].set.united(b[differ].set);
+  if (a[differ].any != b[differ].any) return false;
+  a[differ].set = a[differ].any ? Set::first(a[differ].set.size() + b[differ].set.size())
+                                : a[differ].set.united(b[differ].set);
   if (a[differ].set.is_first(a[differ].extent)) a.erase(a.begin() + static_cast<std::ptrdiff_t>(differ));
   return true;
 }
@@ -62,6 +66,12 @@ void Terms::add_summand(TensorId tensor, TermBox box) {
   const auto at = std::lower_bound(summands_.begin(), summands_.end(), tensor,
                                    [](const Summand& s, TensorId id) { return s.tensor < id; });
   summands_.insert(at, {tensor, {std::move(box)}});
+}
+
+Terms Terms::none(TensorId tensor) {
+  Terms out;
+  out.summands_.push_back({tensor, {}});
+  return out;
 }
 
 void Terms::restrict(const TermBox& box) {
@@ -97,8 +107,15 @@ TensorId Terms::join(const Terms& other) {
     for (const TermBox& a : at->boxes)
       for (const TermBox& b : theirs.boxes)
         if (meet(a, b)) return theirs.tensor;
-    at->boxes.insert(at->boxes.end(), theirs.boxes.begin(), theirs.boxes.end());
-    merge_all(at->boxes);
+    for (const TermBox& b : theirs.boxes) {
+      at->boxes.push_back(b);
+      merge_all(at->boxes);
+    }
+    // Of alike terms only their number is known: two lots that are not added up may be the same ones.
+    if (at->boxes.size() > 1)
+      for (const TermBox& b : at->boxes)
+        for (const FactorSet& f : b)
+          if (f.any) return theirs.tensor;
   }
   settle();
   return kNone;

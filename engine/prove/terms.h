@@ -22,6 +22,7 @@ struct FactorSet {
   FactorKey key;
   int64_t extent = 0;
   Set set;
+  bool any = false;  // all terms along it are alike: set.size() of them
   friend bool operator==(const FactorSet&, const FactorSet&) = default;
 };
 using TermBox = std::vector<FactorSet>;  // ascending by key
@@ -39,6 +40,7 @@ class Terms {
   bool whole() const { return summands_.empty(); }
   // A summand of its own with these terms, or all of them.
   void add_summand(TensorId tensor, TermBox box = {});
+  static Terms none(TensorId tensor);  // of a sum of it
   // Each term at these positions only.
   void restrict(const TermBox& box);
   // Beside terms of other summands; "": done, else what both have and how it differs.

@@ -197,6 +197,22 @@ bool Walk::step(Device& d) {
 
 // A slice of whole rows is the bytes that they are: the rows may be terms of one sum, which are no part of one value.
 bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
+  if (k.op == OpCode::k_concat && attr_int(k.attrs, "axis") == 0) {
+    std::vector<Held> values;
+    for (const BufferId id : i.in) values.push_back(read(d, id));
+    if (!are_rows(values)) {
+      reads_.clear();
+      return false;
+    }
+    Place at = place_of(d.program, i.out.at(0), now(d).version);
+    for (size_t n = 0; n < values.size(); ++n) {
+      at.bytes = buffer(d, i.in[n]).bytes;
+      if (values[n]->dtype != buffer(d, i.out[0]).dtype) refuse("it puts rows of two types behind each other");
+      d.memory.write(at, values[n]);
+      at.begin += at.bytes;
+    }
+    return true;
+  }
   if (k.op != OpCode::k_local_slice && k.op != OpCode::k_part_view) return false;
   const Ints& s = attr_ints(k.attrs, "sub_axis");
   const Buffer& x = buffer(d, i.in.at(0));
@@ -222,6 +238,7 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
     call.in.push_back({held.back().get(), id == kNone ? Dims{} : buffer(d, id).dims});
   }
   for (const BufferId id : i.out) call.out.push_back({buffer(d, id).dims, buffer(d, id).dtype});
+  if (std::all_of(call.out.begin(), call.out.end(), [](const Result& r) { return element_count(r.local) == 0; })) return;
   std::vector<Value> made = kernels_.run(call);
   for (size_t o = 0; o < made.size() && o < i.out.size(); ++o)
     if (i.out[o] != kNone) write(d, i.out[o], std::move(made[o]));
@@ -329,9 +346,16 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
 bool Walk::stacks(const Exchange& e) const {
   if (e.work->op != OpCode::k_all_gather) return false;
   const SubAxis& s = e.work->cuts.at(e.operand).sub_axis;
-  return s.dim == 0 && s.outer == 1 && !e.in[0]->terms.whole() &&
-         std::all_of(e.in.begin() + 1, e.in.end(), [&](const Held& v) {
-           return v->tensor == e.in[0]->tensor && !(v->terms == e.in[0]->terms) && same(v->region, e.in[0]->region);
+  return s.dim == 0 && s.outer == 1 && are_rows(e.in);
+}
+// Some of the values have terms that others have not.
+bool Walk::are_rows(const std::vector<Held>& values) const {
+  const auto partial = std::find_if(values.begin(), values.end(), [](const Held& v) { return !v->terms.whole(); });
+  if (partial == values.end()) return false;
+  return std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); }) &&
+         std::all_of(values.begin(), values.end(), [&](const Held& v) {
+           return ref_.constant(v->tensor) ||
+                  (v->tensor == (*partial)->tensor && !v->terms.whole() && same(v->region, (*partial)->region));
          });
 }
 void Walk::stack(Device& d, BufferId id, const Exchange& e) {

@@ -55,6 +55,7 @@ class Walk {
   bool collective(Device& d, const work::Collective& c);
   void meet(const Meeting& meeting, const work::Collective& c);
   bool stacks(const Exchange& e) const;
+  bool are_rows(const std::vector<Held>& values) const;
   void stack(Device& d, BufferId id, const Exchange& e);
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
