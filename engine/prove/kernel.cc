@@ -138,7 +138,9 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
       no_rule("{} reads a tensor without elements", call.name);
   if (call.code == OpCode::k_fused) return fused(call);
   if (call.code == OpCode::k_accumulate || adds_terms(call)) return accumulate(call);
-  if (call.code == OpCode::k_stop_gradient) return {*call.in.at(0).value};
+  const bool copies = call.code == OpCode::k_stop_gradient ||
+                      (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
+  if (copies) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
   if (call.code == OpCode::k_fill)
     return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
@@ -300,6 +302,10 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   if (!found) {
     if (std::vector<Value> none = zeros(call); !none.empty()) return none;
     if (auto made = with_zeros(call)) return *made;
+    if (call.code == OpCode::k_add)
+      for (const size_t i : {size_t{0}, size_t{1}})
+        if (const double* c = ref_.constant(call.in[i].value->tensor); c && *c == 0 && call.in[0].local == call.in[1].local)
+          return {*call.in[1 - i].value};
     if (ref_.ops_of(call.code).empty()) no_rule("{}: the one-device program has no such op", def(call.code).name);
     refuse("{}", unlike(call));
   }

@@ -46,27 +46,38 @@ void Memory::write(const Place& place, Held value) {
   ranges[place.begin] = {end, std::move(value)};
 }
 
-Held Memory::read(const Place& place, DType dtype) const {
+std::vector<Memory::Part> Memory::parts(const Place& place) const {
   const auto found = spaces_.find(place.space);
-  if (found == spaces_.end()) return nullptr;
+  if (found == spaces_.end()) return {};
   const Ranges& ranges = found->second;
   auto at = ranges.upper_bound(place.begin);
-  if (at == ranges.begin()) return nullptr;
+  if (at == ranges.begin()) return {};
   --at;
   const int64_t end = place.begin + place.bytes;
-  if (at->first == place.begin && at->second.end == end) return at->second.value;
-  const auto size = static_cast<int64_t>(size_of(dtype));
-  std::vector<Piece> pieces;
+  std::vector<Part> out;
   for (int64_t from = place.begin; from < end; ++at) {
-    if (at == ranges.end() || at->first > from || at->second.end <= from) return nullptr;
+    if (at == ranges.end() || at->first > from || at->second.end <= from) return {};
     const int64_t to = std::min(end, at->second.end);
-    Held piece = part(at->second, at->first, from, to - from);
-    if (!piece) no_rule("bytes {} to {} of what holds {}", from, to, to_string(at->second.value->region));
-    const int64_t begin = (from - place.begin) / size;
-    pieces.push_back({std::move(piece), {{begin, begin + (to - from) / size}}});
+    Held value = from == at->first && to == at->second.end ? at->second.value
+                                                           : part(at->second, at->first, from, to - from);
+    if (!value) no_rule("bytes {} to {} of what holds {}", from, to, to_string(at->second.value->region));
+    out.push_back({to - from, std::move(value)});
     from = to;
   }
-  if (pieces.size() == 1) return pieces[0].value;
+  return out;
+}
+
+Held Memory::read(const Place& place, DType dtype) const {
+  const std::vector<Part> all = parts(place);
+  if (all.empty()) return nullptr;
+  if (all.size() == 1) return all[0].value;
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  std::vector<Piece> pieces;
+  int64_t begin = 0;
+  for (const Part& p : all) {
+    pieces.push_back({p.value, {{begin, begin + p.bytes / size}}});
+    begin += p.bytes / size;
+  }
   return joined(pieces, {place.bytes / size});
 }
 

@@ -21,6 +21,12 @@ class Memory {
   // What lies there, put together from whole ranges and parts of them; null: nobody wrote it. Stops where parts do not
   // make one part of one tensor.
   Held read(const Place& place, DType dtype) const;
+  // The same range by range, in order; empty: nobody wrote some of it.
+  struct Part {
+    int64_t bytes = 0;
+    Held value;
+  };
+  std::vector<Part> parts(const Place& place) const;
 
  private:
   struct Range {

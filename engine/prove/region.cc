@@ -226,7 +226,7 @@ std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int
   }
   // Where any positions are held, their number grows in the digit that stands behind so many elements.
   const int64_t found = Region(out).size();
-  if (found == 0 || found == elements || (elements % found && found % elements)) return Region(std::move(out));
+  if (found == 0 || found == elements) return Region(std::move(out));
   for (Digit& d : out) {
     if (before == 1 && d.any && d.set.size() * elements % found == 0) {
       d.set = Set::first(d.set.size() * elements / found);

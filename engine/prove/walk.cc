@@ -25,6 +25,18 @@ bool same_box(const Value& a, const Value& b, const Dims& dims) {
   return x && y && same(*x, *y);
 }
 
+// Digits that hold any of their positions hold as many as the dimension has.
+Region fitted(const Region& region, const Dims& local) {
+  std::vector<Digit> digits = region.digits();
+  if (digits.size() != local.size()) return region;
+  for (size_t d = 0; d < local.size(); ++d) {
+    if (!digits[d].any && digits[d].set.size() != local[d]) return region;
+    if (local[d] > digits[d].extent) return region;
+    if (digits[d].any) digits[d].set = Set::first(local[d]);
+  }
+  return Region(std::move(digits));
+}
+
 // As the run time does it (engine/run/handed_over).
 bool hands_over(const DeviceRow& row, const PlanOutput& output) {
   if (output.mesh != row.mesh) return false;
@@ -153,6 +165,7 @@ void Walk::write(Device& d, BufferId id, Value value) {
     refuse("it writes {} as {}, and makes {}", b.name, name_of(b.dtype), name_of(value.dtype));
   if (value.region.size() != element_count(b.dims))
     refuse("it writes {} as {}, and makes {}", b.name, to_string(b.dims), describe(ref_, value));
+  value.region = fitted(value.region, b.dims);
   value.device = d.at.device, value.row = d.at.row, value.instruction = d.at.instruction;
   d.memory.write(place_of(d.program, id, now(d).version), std::make_shared<const Value>(std::move(value)));
 }
@@ -180,7 +193,12 @@ bool Walk::step(Device& d) {
       if (!receive(d, i, *i.as<work::Receive>())) return false;
       break;
     case InstructionKind::kCopy:
-      for (size_t k = 0; k < i.out.size(); ++k) write(d, i.out[k], *read(d, i.in.at(k)));
+      for (size_t k = 0; k < i.out.size(); ++k) {
+        if (const auto rows = rows_of(d, i.in.at(k)); !rows.empty())
+          write_rows(d, i.out[k], rows);
+        else if (buffer(d, i.out[k]).bytes > 0)
+          write(d, i.out[k], *read(d, i.in[k]));
+      }
       break;
     case InstructionKind::kVote: {
       const Held loss = read(d, i.in.at(0));
@@ -204,13 +222,9 @@ bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
       reads_.clear();
       return false;
     }
-    Place at = place_of(d.program, i.out.at(0), now(d).version);
-    for (size_t n = 0; n < values.size(); ++n) {
-      at.bytes = buffer(d, i.in[n]).bytes;
-      if (values[n]->dtype != buffer(d, i.out[0]).dtype) refuse("it puts rows of two types behind each other");
-      d.memory.write(at, values[n]);
-      at.begin += at.bytes;
-    }
+    std::vector<Memory::Part> parts;
+    for (size_t n = 0; n < values.size(); ++n) parts.push_back({buffer(d, i.in[n]).bytes, values[n]});
+    write_rows(d, i.out.at(0), parts);
     return true;
   }
   if (k.op != OpCode::k_local_slice && k.op != OpCode::k_part_view) return false;
@@ -324,6 +338,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
   for (size_t k = 0; k < operands; ++k) {
     Exchange e{.work = &c, .operand = k, .in = {}, .in_dims = {}, .out_dims = {}};
     reads_.clear();
+    if (gather_rows(meeting, c, k)) continue;
     for (size_t m = 0; m < list.size(); ++m) {
       Device& d = devices_[static_cast<size_t>(meeting.members[m])];
       e.in.push_back(read(d, list[m]->in[k]));
@@ -332,44 +347,74 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     }
     const bool empty = std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
-    const bool rows = stacks(e);
-    if (!rows) results[k] = exchanged(ref_, e);
-    for (size_t m = 0; rows && m < list.size(); ++m)
-      stack(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], e);
+    results[k] = exchanged(ref_, e);
   }
   for (size_t k = 0; k < operands; ++k)
     for (size_t m = 0; m < results[k].size(); ++m)
       write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
 }
 
-// Terms of one sum from all members, row behind row.
-bool Walk::stacks(const Exchange& e) const {
-  if (e.work->op != OpCode::k_all_gather) return false;
-  const SubAxis& s = e.work->cuts.at(e.operand).sub_axis;
-  return s.dim == 0 && s.outer == 1 && are_rows(e.in);
-}
-// Some of the values have terms that others have not.
+// Are there terms of one sum that others beside them do not have? They are rows of their own, not parts of one value.
 bool Walk::are_rows(const std::vector<Held>& values) const {
   const auto partial = std::find_if(values.begin(), values.end(), [](const Held& v) { return !v->terms.whole(); });
   if (partial == values.end()) return false;
   return std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); }) &&
          std::all_of(values.begin(), values.end(), [&](const Held& v) {
-           return ref_.constant(v->tensor) ||
-                  (v->tensor == (*partial)->tensor && !v->terms.whole() && same(v->region, (*partial)->region));
+           return ref_.constant(v->tensor) || (v->tensor == (*partial)->tensor && !v->terms.whole());
          });
 }
-void Walk::stack(Device& d, BufferId id, const Exchange& e) {
-  const SubAxisCuts& cuts = e.work->cuts[e.operand];
+
+// What lies in a buffer, as rows; empty: it is one value.
+std::vector<Memory::Part> Walk::rows_of(Device& d, BufferId id) {
   const Buffer& b = buffer(d, id);
-  const int64_t row = b.bytes / b.dims[0] * cuts.sub_axis.inner;
-  for (size_t m = 0; m < e.in.size(); ++m) {
-    Place at = place_of(d.program, id, now(d).version);
-    at.begin += cuts.cuts.at(m).begin * row, at.bytes = cuts.cuts[m].size() * row;
-    const Value& v = *e.in[m];
-    if (v.dtype != b.dtype || v.region.size() * static_cast<int64_t>(size_of(v.dtype)) != at.bytes)
-      refuse("{} is put in the place of {} bytes", describe(ref_, v), at.bytes);
-    d.memory.write(at, e.in[m]);
+  if (b.kind == BufferKind::kStep || b.bytes == 0) return {};
+  std::vector<Memory::Part> parts = d.memory.parts(place_of(d.program, id, now(d).version));
+  std::vector<Held> values;
+  for (const Memory::Part& p : parts) values.push_back(p.value);
+  return are_rows(values) ? parts : std::vector<Memory::Part>{};
+}
+
+void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows) {
+  const Buffer& b = buffer(d, id);
+  Place at = place_of(d.program, id, now(d).version);
+  const int64_t end = at.begin + at.bytes;
+  for (const Memory::Part& p : rows) {
+    if (p.value->dtype != b.dtype || p.value->region.size() * static_cast<int64_t>(size_of(b.dtype)) != p.bytes ||
+        at.begin + p.bytes > end)
+      refuse("{} is put in the place of {} bytes of {}", describe(ref_, *p.value), p.bytes, b.name);
+    at.bytes = p.bytes;
+    d.memory.write(at, p.value);
+    at.begin += p.bytes;
   }
+  if (at.begin != end) refuse("rows leave {} bytes of {} as they were", end - at.begin, b.name);
+}
+
+// An all_gather of rows, one member's behind the other's; false: it is none.
+bool Walk::gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand) {
+  if (c.op != OpCode::k_all_gather) return false;
+  const SubAxisCuts& cuts = c.cuts.at(operand);
+  if (cuts.sub_axis.dim != 0 || cuts.sub_axis.outer != 1) return false;
+  std::vector<Memory::Part> all;
+  for (size_t m = 0; m < meeting.members.size(); ++m) {
+    Device& d = devices_[static_cast<size_t>(meeting.members[m])];
+    const Instruction& i = instruction(d.at);
+    const Buffer& out = buffer(d, i.out.at(operand));
+    const Place from = place_of(d.program, i.in.at(operand), now(d).version);
+    if (element_count(out.dims) == 0 || buffer(d, i.in[operand]).kind == BufferKind::kStep ||
+        from.bytes != cuts.cuts.at(m).size() * cuts.sub_axis.inner * (out.bytes / out.dims[0]))
+      return false;
+    const std::vector<Memory::Part> parts = d.memory.parts(from);
+    if (from.bytes > 0 && parts.empty()) return false;
+    all.insert(all.end(), parts.begin(), parts.end());
+  }
+  std::vector<Held> values;
+  for (const Memory::Part& p : all) values.push_back(p.value);
+  if (!are_rows(values)) return false;
+  for (const int32_t m : meeting.members) {
+    Device& d = devices_[static_cast<size_t>(m)];
+    write_rows(d, instruction(d.at).out[operand], all);
+  }
+  return true;
 }
 
 void Walk::send(Device& d, const Instruction& i, const work::Send& s) {

@@ -54,9 +54,10 @@ class Walk {
   bool step(Device& d);  // false: it waits for others
   bool collective(Device& d, const work::Collective& c);
   void meet(const Meeting& meeting, const work::Collective& c);
-  bool stacks(const Exchange& e) const;
   bool are_rows(const std::vector<Held>& values) const;
-  void stack(Device& d, BufferId id, const Exchange& e);
+  std::vector<Memory::Part> rows_of(Device& d, BufferId id);
+  void write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows);
+  bool gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand);
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
   void feed(Device& d, const Instruction& i, const work::Feed& f);
