@@ -23,7 +23,7 @@ EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"),
 NAMING = {"ops", "device", "grad", "probe"}
 # Ops that plans are made of.
 OWN = set("""accumulate adasum add all_gather all_reduce all_to_all cast concat fill fused local_slice logaddexp maximum
-minimum part_view reduce_scatter shift stop_gradient to_device to_host transfer""".split())
+minimum part_view reduce_scatter shift slice stop_gradient to_device to_host transfer""".split())
 
 PRICED = {"task", "shard", "rewrite", "plan", "lower"}
 RATES = re.compile(r"(?:bytes|flops)_per_second|seconds_per_op|link\.latency_seconds")

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ops/fused.h"
+#include "prove/join.h"
 
 namespace whale::proof {
 namespace {
@@ -134,7 +135,7 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
   const OpDef& d = def(call.code);
   const bool updates_many = d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic;
   for (const Operand& o : call.in)
-    if (o.value != nullptr && o.value->region.size() == 0 && !updates_many)
+    if (o.value != nullptr && o.value->region.size() == 0 && !updates_many && call.code != OpCode::k_concat)
       no_rule("{} reads a tensor without elements", call.name);
   if (call.code == OpCode::k_fused) return fused(call);
   if (call.code == OpCode::k_accumulate || adds_terms(call)) return accumulate(call);
@@ -302,6 +303,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   if (!found) {
     if (std::vector<Value> none = zeros(call); !none.empty()) return none;
     if (auto made = with_zeros(call)) return *made;
+    if (auto made = part_of_one(call)) return {*made};
     if (call.code == OpCode::k_add)
       for (const size_t i : {size_t{0}, size_t{1}})
         if (const double* c = ref_.constant(call.in[i].value->tensor); c && *c == 0 && call.in[0].local == call.in[1].local)
@@ -383,6 +385,37 @@ std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call) {
     }
   }
   return {};
+}
+
+// A piece of a tensor, or pieces put together again: the plan's own, since the one-device program makes it whole.
+std::optional<Value> Kernels::part_of_one(const KernelCall& call) {
+  if (call.code == OpCode::k_slice) {
+    const Ints &starts = attr_ints(call.attrs, "starts"), &limits = attr_ints(call.attrs, "limits"),
+               &strides = attr_ints(call.attrs, "strides");
+    if (std::any_of(strides.begin(), strides.end(), [](int64_t s) { return s != 1; })) return {};
+    std::vector<Interval> at;
+    for (size_t d = 0; d < call.in.at(0).local.size(); ++d) at.push_back({starts.at(d), limits.at(d)});
+    const auto region = box_of(call.in[0].value->region, call.in[0].local, at);
+    if (!region) return {};
+    Value out = *call.in[0].value;
+    out.region = *region;
+    return out;
+  }
+  if (call.code != OpCode::k_concat) return {};
+  const auto axis = static_cast<size_t>(attr_int(call.attrs, "axis"));
+  const Dims& local = call.out.at(0).local;
+  std::vector<Piece> pieces;
+  int64_t begin = 0;
+  for (const Operand& o : call.in) {
+    if (o.value && element_count(o.local) == 0) continue;
+    if (!o.value || axis >= o.local.size() || o.value->tensor != call.in[0].value->tensor) return {};
+    std::vector<Interval> at;
+    for (size_t d = 0; d < local.size(); ++d) at.push_back({0, local[d]});
+    at[axis] = {begin, begin + o.local[axis]};
+    begin += o.local[axis];
+    pieces.push_back({std::make_shared<const Value>(*o.value), std::move(at)});
+  }
+  return *joined(pieces, local);
 }
 
 Value Kernels::constant(const Result& r, double value) {
@@ -525,6 +558,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       case FactorKind::kLookup:
         if (d.any && list[f].kind == FactorKind::kLookup) no_rule("{} looks up any of {}", op.name, list[f].name);
         break;
+      case FactorKind::kStream: no_rule("{} is computed piece by piece along {}", op.name, list[f].name);
       case FactorKind::kWindow: no_rule("{} is cut through a window ({})", op.name, list[f].name);
       default:
         refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
@@ -624,6 +658,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
              to_string(call.out[o].local));
     v.region = Region(std::move(digits));
     v.terms = terms, v.combine = combine;
+    v.terms.rename(v.tensor);
     TermBox mine;
     for (const size_t f : cut) {
       if (o >= list[f].partial.size() || !list[f].partial[o]) continue;

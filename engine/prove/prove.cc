@@ -9,7 +9,6 @@ namespace whale {
 namespace {
 
 using proof::At;
-using proof::Form;
 using proof::Reference;
 using proof::Stopped;
 using proof::Walk;
@@ -57,11 +56,13 @@ std::string statement(const Plan& plan, const Entry& entry) {
   return out;
 }
 
-EntryProof prove(const Plan& plan, const Entry& entry, Form form) {
+}  // namespace
+
+EntryProof prove(const Plan& plan, const Entry& entry) {
   EntryProof out;
   out.entry = entry.name, out.batch = entry.batch;
   try {
-    Reference reference(plan, entry, form);
+    Reference reference(plan, entry, proof::form_of(entry));
     Walk walk(plan, entry, reference);
     auto stopped = walk.run();
     out.walked = walk.walked();
@@ -80,18 +81,6 @@ EntryProof prove(const Plan& plan, const Entry& entry, Form form) {
     out.what = out.construct = fmt::format("the one-device program: {}", e.message());
   }
   return out;
-}
-
-}  // namespace
-
-EntryProof prove(const Plan& plan, const Entry& entry) {
-  EntryProof first = prove(plan, entry, Form{});
-  if (first.verdict == ProofVerdict::kProven) return first;
-  const bool packs = std::any_of(plan.source.ops.begin(), plan.source.ops.end(),
-                                 [](const Op& op) { return def(op.code).unpack != nullptr; });
-  if (!packs) return first;
-  EntryProof second = prove(plan, entry, Form{.unpack = true});
-  return second.verdict == ProofVerdict::kProven || second.walked > first.walked ? second : first;
 }
 
 Proof prove(const Plan& plan) {

@@ -1,6 +1,7 @@
 #include "prove/reference.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "grad/passes.h"
 #include "grad/rewrite.h"
@@ -8,10 +9,10 @@
 namespace whale::proof {
 namespace {
 
-using Rewrite = TensorIds (*)(Graph&, const Op&);
+using Rewrite = std::function<TensorIds(Graph&, const Op&)>;
 
 // Replaces what `form` has a form for, until nothing is left of it.
-void rewrite(Graph& graph, Rewrite form) {
+void rewrite(Graph& graph, const Rewrite& form) {
   for (bool again = true; again;) {
     again = false;
     Rewriter r(graph);
@@ -34,15 +35,10 @@ void rewrite(Graph& graph, Rewrite form) {
   }
 }
 
-TensorIds unpacked(Graph& graph, const Op& op) {
-  const OpDef& d = def(op.code);
-  return d.unpack ? d.unpack(graph, op) : TensorIds{};
-}
-
 bool trains_in(const Entry& entry) { return entry.name == "train"; }
 
 // The passes of engine/grad, in the order that its README gives.
-Graph one_device_graph(const Plan& plan, const Entry& entry, Form form) {
+Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   Graph g = plan.source;
   int64_t batch = 0;
   for (const TensorId id : g.inputs)
@@ -51,7 +47,15 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, Form form) {
   if (!train) g = for_inference(std::move(g));
   if (entry.batch > 0 && batch > 0 && entry.batch != batch) g = rebatch(g, entry.batch);
   canonicalise(g);
-  if (form.unpack) rewrite(g, unpacked);
+  if (!form.unpacked.empty())
+    rewrite(g, [&](Graph& graph, const Op& op) {
+      const OpDef& d = def(op.code);
+      const bool wanted = d.unpack && std::any_of(form.unpacked.begin(), form.unpacked.end(), [&](const std::string& n) {
+                            return n.starts_with(op.name) && (n.size() == op.name.size() || n[op.name.size()] == '.' ||
+                                                              n[op.name.size()] == '#');
+                          });
+      return wanted ? d.unpack(graph, op) : TensorIds{};
+    });
   apply_precision(g);
   clean(g);
   if (train) differentiate(g);
@@ -76,7 +80,17 @@ size_t Reference::Hash::operator()(const Reads& reads) const {
   return h;
 }
 
-Reference::Reference(const Plan& plan, const Entry& entry, Form form) : g_(one_device_graph(plan, entry, form)) {
+Form form_of(const Entry& entry) {
+  Form form;
+  for (const Program& p : entry.programs)
+    for (const Segment& s : p.segments)
+      for (const Instruction& i : s.instructions)
+        if (const auto* k = i.kernel(); k && def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone)
+          form.unpacked.push_back(i.name);
+  return form;
+}
+
+Reference::Reference(const Plan& plan, const Entry& entry, const Form& form) : g_(one_device_graph(plan, entry, form)) {
   index();
 }
 

@@ -12,14 +12,16 @@
 
 namespace whale::proof {
 
-// Of programs that are equal by declaration, the one that this plan was made of.
+// Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves nothing
+// that is not so.
 struct Form {
-  bool unpack = false;  // OpDef::unpack
+  std::vector<std::string> unpacked;  // ops of which the plan runs the form whose operands stand apart (OpDef::unpack)
 };
+Form form_of(const Entry& entry);
 
 class Reference {
  public:
-  Reference(const Plan& plan, const Entry& entry, Form form);
+  Reference(const Plan& plan, const Entry& entry, const Form& form);
 
   const Graph& graph() const { return g_; }
   const Tensor& tensor(TensorId id) const { return g_.tensor(id); }

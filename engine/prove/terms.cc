@@ -19,22 +19,23 @@ bool meet(const TermBox& a, const TermBox& b) {
   });
 }
 
-// Two boxes that differ in one factor are one.
+// Two boxes that differ in one factor are one; alike terms are counted.
 bool merge(TermBox& a, const TermBox& b) {
   if (a.size() != b.size()) return false;
-  size_t differ = a.size();
+  size_t differ = a.size(), counted = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!(a[i].key == b[i].key)) return false;
-    if (a[i].set == b[i].set && a[i].any == b[i].any && !a[i].any) continue;
-    if (a[i].any && a[i].set.is_first(a[i].extent)) continue;
+    if (!(a[i].key == b[i].key) || a[i].any != b[i].any) return false;
+    if (a[i].any) counted = i;
+    if (a[i].set == b[i].set) continue;
     if (differ != a.size()) return false;
     differ = i;
   }
+  if (differ == a.size()) differ = counted;
   if (differ == a.size()) return false;
-  if (a[differ].any != b[differ].any) return false;
-  a[differ].set = a[differ].any ? Set::first(a[differ].set.size() + b[differ].set.size())
-                                : a[differ].set.united(b[differ].set);
-  if (a[differ].set.is_first(a[differ].extent)) a.erase(a.begin() + static_cast<std::ptrdiff_t>(differ));
+  FactorSet& f = a[differ];
+  if (f.any && f.set.size() + b[differ].set.size() > f.extent) return false;
+  f.set = f.any ? Set::first(f.set.size() + b[differ].set.size()) : f.set.united(b[differ].set);
+  if (f.set.is_first(f.extent)) a.erase(a.begin() + static_cast<std::ptrdiff_t>(differ));
   return true;
 }
 
@@ -74,6 +75,18 @@ Terms Terms::none(TensorId tensor) {
   return out;
 }
 
+void Terms::rename(TensorId tensor) {
+  if (summands_.size() == 1) summands_[0].tensor = tensor;
+}
+
+bool Terms::counted() const {
+  for (const Summand& s : summands_)
+    for (const TermBox& b : s.boxes)
+      for (const FactorSet& f : b)
+        if (f.any) return true;
+  return false;
+}
+
 void Terms::restrict(const TermBox& box) {
   for (Summand& s : summands_)
     for (TermBox& b : s.boxes)
@@ -97,6 +110,10 @@ bool Terms::beside(const Terms& other) {
 }
 
 TensorId Terms::join(const Terms& other) {
+  const auto has_none = [](const Terms& t) {
+    return std::any_of(t.summands_.begin(), t.summands_.end(), [](const Summand& s) { return s.boxes.empty(); });
+  };
+  const bool spanned = !has_none(*this) || !has_none(other);
   for (const Summand& theirs : other.summands_) {
     const auto at = std::lower_bound(summands_.begin(), summands_.end(), theirs.tensor,
                                      [](const Summand& s, TensorId id) { return s.tensor < id; });
@@ -111,12 +128,9 @@ TensorId Terms::join(const Terms& other) {
       at->boxes.push_back(b);
       merge_all(at->boxes);
     }
-    // Of alike terms only their number is known: two lots that are not added up may be the same ones.
-    if (at->boxes.size() > 1)
-      for (const TermBox& b : at->boxes)
-        for (const FactorSet& f : b)
-          if (f.any) return theirs.tensor;
   }
+  // One of the two names all summands of the sum: what the other one has none of is among them.
+  if (spanned) std::erase_if(summands_, [](const Summand& s) { return s.boxes.empty(); });
   settle();
   return kNone;
 }

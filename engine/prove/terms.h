@@ -40,7 +40,11 @@ class Terms {
   bool whole() const { return summands_.empty(); }
   // A summand of its own with these terms, or all of them.
   void add_summand(TensorId tensor, TermBox box = {});
-  static Terms none(TensorId tensor);  // of a sum of it
+  // No terms of what this tensor is or may be a sum of; whatever they are called elsewhere.
+  static Terms none(TensorId tensor);
+  // What is linear in a sum is a sum of as many terms: where it has one summand, that is this tensor now.
+  void rename(TensorId tensor);
+  bool counted() const;  // of some terms only the number is known
   // Each term at these positions only.
   void restrict(const TermBox& box);
   // Beside terms of other summands; "": done, else what both have and how it differs.

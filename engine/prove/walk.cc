@@ -358,7 +358,9 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
 bool Walk::are_rows(const std::vector<Held>& values) const {
   const auto partial = std::find_if(values.begin(), values.end(), [](const Held& v) { return !v->terms.whole(); });
   if (partial == values.end()) return false;
-  return std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); }) &&
+  const bool counted = values.size() > 1 && (*partial)->terms.counted();
+  return (counted || std::any_of(values.begin(), values.end(),
+                                 [&](const Held& v) { return !(v->terms == (*partial)->terms); })) &&
          std::all_of(values.begin(), values.end(), [&](const Held& v) {
            return ref_.constant(v->tensor) || (v->tensor == (*partial)->tensor && !v->terms.whole());
          });
