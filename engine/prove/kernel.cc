@@ -38,11 +38,27 @@ bool same_rows(const Op& op, const Dims& a, const Dims& b) {
   return a.back() == b.back() && element_count(a) == element_count(b);
 }
 
-// Parts of one sum, which the one-device program adds up within an op.
-bool adds_terms(const KernelCall& call) {
-  if (call.code != OpCode::k_add) return false;
-  const Value &a = *call.in.at(0).value, &b = *call.in.at(1).value;
-  return a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole();
+// Ops that combine two values as collectives combine many.
+constexpr std::pair<OpCode, Combine> kPairs[] = {{OpCode::k_add, Combine::kSum},
+                                                 {OpCode::k_maximum, Combine::kMax},
+                                                 {OpCode::k_minimum, Combine::kMin},
+                                                 {OpCode::k_logaddexp, Combine::kLogSumExp}};
+
+// Terms of one tensor on both sides, which the one-device program combines within an op.
+std::optional<Combine> combines_terms(const KernelCall& call) {
+  for (const auto& [code, combine] : kPairs) {
+    if (call.code != code) continue;
+    const Value &a = *call.in.at(0).value, &b = *call.in.at(1).value;
+    if (a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole()) return combine;
+  }
+  return {};
+}
+
+// What a plan may have and its one-device program not, made of ops that programs have too.
+bool is_of_plans(OpCode code) {
+  constexpr OpCode kOwn[] = {OpCode::k_add,  OpCode::k_cast,    OpCode::k_concat, OpCode::k_logaddexp,
+                             OpCode::k_maximum, OpCode::k_minimum, OpCode::k_slice};
+  return has_flag(code, kInternal) || std::find(std::begin(kOwn), std::end(kOwn), code) != std::end(kOwn);
 }
 
 // The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
@@ -138,7 +154,8 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     if (o.value != nullptr && o.value->region.size() == 0 && !updates_many && call.code != OpCode::k_concat)
       no_rule("{} reads a tensor without elements", call.name);
   if (call.code == OpCode::k_fused) return fused(call);
-  if (call.code == OpCode::k_accumulate || adds_terms(call)) return accumulate(call);
+  if (call.code == OpCode::k_accumulate) return accumulate(call, attr_string(call.attrs, "combine"));
+  if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
   const bool copies = call.code == OpCode::k_stop_gradient ||
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
@@ -249,9 +266,8 @@ std::vector<Value> Kernels::updates(const KernelCall& call) {
   return out;
 }
 
-std::vector<Value> Kernels::accumulate(const KernelCall& call) {
+std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string combine) {
   const Value &sum = *call.in.at(0).value, &x = *call.in.at(1).value;
-  std::string combine = attr_string(call.attrs, "combine");
   if (combine.empty()) combine = "sum";
   if (call.in[0].local != call.in[1].local)
     refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
@@ -308,7 +324,11 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
       for (const size_t i : {size_t{0}, size_t{1}})
         if (const double* c = ref_.constant(call.in[i].value->tensor); c && *c == 0 && call.in[0].local == call.in[1].local)
           return {*call.in[1 - i].value};
-    if (ref_.ops_of(call.code).empty()) no_rule("{}: the one-device program has no such op", def(call.code).name);
+    if (ref_.ops_of(call.code).empty()) {
+      const bool own = is_of_plans(call.code) && !(call.code == OpCode::k_cast && casts_are_programs_);
+      if (own) no_rule("{}, which the one-device program does not have", def(call.code).name);
+      refuse("{}, which the one-device program does not have", def(call.code).name);
+    }
     refuse("{}", unlike(call));
   }
   std::optional<Stop> last;

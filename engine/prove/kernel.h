@@ -33,7 +33,9 @@ struct KernelCall {
 
 class Kernels {
  public:
-  explicit Kernels(Reference& reference) : ref_(reference) {}
+  // `casts_are_programs`: no option of the plan makes casts of its own.
+  Kernels(Reference& reference, bool casts_are_programs)
+      : ref_(reference), casts_are_programs_(casts_are_programs) {}
   std::vector<Value> run(const KernelCall& call);
 
  private:
@@ -51,7 +53,7 @@ class Kernels {
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
-  std::vector<Value> accumulate(const KernelCall& call);
+  std::vector<Value> accumulate(const KernelCall& call, std::string combine);
   std::vector<Value> slice(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
   Value constant(const Result& result, double value);
@@ -65,6 +67,7 @@ class Kernels {
   std::string unlike(const KernelCall& call) const;
 
   Reference& ref_;
+  bool casts_are_programs_;
   std::unordered_map<OpId, Shape> shapes_;
 };
 

@@ -13,6 +13,7 @@ namespace whale::proof {
 struct Place {
   int32_t space = 0;
   int64_t begin = 0, bytes = 0;
+  friend bool operator==(const Place&, const Place&) = default;
 };
 
 class Memory {

@@ -44,6 +44,8 @@ class Reference {
   TensorId after_step(TensorId variable) const;      // what it becomes
   TensorId output(const std::string& name) const;    // "loss", a fetched name, "grad:NAME"; kNone: none
 
+  bool has_windows();  // some op reads through one
+
   // What the user called it, as near as the program knows.
   std::string name(TensorId id) const;
 

@@ -48,7 +48,7 @@ bool hands_over(const DeviceRow& row, const PlanOutput& output) {
 }  // namespace
 
 Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference)
-    : plan_(plan), entry_(entry), ref_(reference), kernels_(reference), fetched_(entry.outputs.size()) {
+    : plan_(plan), entry_(entry), ref_(reference), kernels_(reference, !plan.options.gradient_dtype && !plan.options.accumulate_dtype && !plan.options.adasum), fetched_(entry.outputs.size()) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
     for (size_t p = 0; p < g.parts.size(); ++p)
@@ -244,6 +244,7 @@ bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
 
 void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   if (rows(d, i, k)) return;
+  check_in_place(d, i, k);
   KernelCall call{.code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples),
                   .name = i.name};
   std::vector<Held> held;
@@ -256,6 +257,42 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   std::vector<Value> made = kernels_.run(call);
   for (size_t o = 0; o < made.size() && o < i.out.size(); ++o)
     if (i.out[o] != kNone) write(d, i.out[o], std::move(made[o]));
+}
+
+// A kernel that writes where it reads does so as its op declares it: on the whole of that operand.
+void Walk::check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const {
+  OpView view{k.op, &k.attrs, {}, {}, {}};
+  const auto type = [&](BufferId id) {
+    return id == kNone ? TensorType{} : TensorType{buffer(d, id).dtype, buffer(d, id).dims};
+  };
+  for (const BufferId id : i.in) view.present.push_back(id != kNone), view.inputs.push_back(type(id));
+  for (const BufferId id : i.out) view.outputs.push_back(type(id));
+  const std::vector<Alias> aliases = aliases_of(view);
+  const int32_t version = now(d).version;
+  for (size_t o = 0; o < i.out.size(); ++o) {
+    if (i.out[o] == kNone || buffer(d, i.out[o]).kind == BufferKind::kStep) continue;
+    const Place to = place_of(d.program, i.out[o], version);
+    for (size_t n = 0; n < i.in.size(); ++n) {
+      if (i.in[n] == kNone || buffer(d, i.in[n]).kind == BufferKind::kStep) continue;
+      const Place from = place_of(d.program, i.in[n], version);
+      const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Alias& a) {
+        return a.output == static_cast<int>(o) && a.input == static_cast<int>(n);
+      });
+      const bool here = to == from;
+      const bool meets = to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
+      const char* result = buffer(d, i.out[o]).name.c_str();
+      if (alias != aliases.end() && alias->must && !here && to.bytes > 0)
+        refuse("it works in place, and {} lies elsewhere than {}", result, buffer(d, i.in[n]).name);
+      if (meets && !(here && alias != aliases.end()))
+        refuse("it writes {} where it reads {}", result, buffer(d, i.in[n]).name);
+    }
+    for (size_t p = 0; p < o; ++p) {
+      if (i.out[p] == kNone) continue;
+      const Place other = place_of(d.program, i.out[p], version);
+      if (to.space == other.space && to.begin < other.begin + other.bytes && other.begin < to.begin + to.bytes)
+        refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
+    }
+  }
 }
 
 void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
@@ -338,6 +375,8 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
   for (size_t k = 0; k < operands; ++k) {
     Exchange e{.work = &c, .operand = k, .in = {}, .in_dims = {}, .out_dims = {}};
     reads_.clear();
+    for (size_t m = 0; m < list.size(); ++m)
+      check_gathered(devices_[static_cast<size_t>(meeting.members[m])], *list[m], c, k, m);
     if (gather_rows(meeting, c, k)) continue;
     for (size_t m = 0; m < list.size(); ++m) {
       Device& d = devices_[static_cast<size_t>(meeting.members[m])];
@@ -389,6 +428,23 @@ void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& r
     at.begin += p.bytes;
   }
   if (at.begin != end) refuse("rows leave {} bytes of {} as they were", end - at.begin, b.name);
+}
+
+// What is gathered in its own place lies where the member's interval does.
+void Walk::check_gathered(const Device& d, const Instruction& i, const work::Collective& c, size_t operand,
+                          size_t member) const {
+  const Buffer &part = buffer(d, i.in.at(operand)), &whole = buffer(d, i.out.at(operand));
+  if (part.kind == BufferKind::kStep || part.bytes == 0 || whole.bytes == 0) return;
+  const Place from = place_of(d.program, i.in[operand], now(d).version);
+  const Place to = place_of(d.program, i.out[operand], now(d).version);
+  const bool meets = to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
+  if (!meets || to == from) return;
+  if (c.op != OpCode::k_all_gather) return;
+  const SubAxisCuts& cuts = c.cuts.at(operand);
+  const bool rows = cuts.sub_axis.dim == 0 && cuts.sub_axis.outer == 1;
+  const int64_t row = whole.bytes / whole.dims.at(0) * cuts.sub_axis.inner;
+  if (!rows || from.begin != to.begin + cuts.cuts.at(member).begin * row)
+    refuse("{} lies within {}, and not where its interval does", part.name, whole.name);
 }
 
 // An all_gather of rows, one member's behind the other's; false: it is none.
@@ -457,7 +513,11 @@ bool Walk::receive(Device& d, const Instruction& i, const work::Receive& r) {
     if (p.at.size() != local.size()) refuse("a message of {} dimensions for {}", p.at.size(), to_string(local));
     elements += p.value->region.size();
   }
-  if (elements < element_count(local)) no_rule("a message that leaves zeros in {}", to_string(local));
+  if (elements < element_count(local)) {
+    // Only what is read through a window has places where nothing is.
+    if (!ref_.has_windows()) refuse("a message of {} elements for {}", elements, to_string(local));
+    no_rule("a message that leaves zeros in {}", to_string(local));
+  }
   const Held value = joined(pieces, local);
   write(d, i.out[0], *value);
   return true;

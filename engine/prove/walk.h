@@ -57,6 +57,9 @@ class Walk {
   bool are_rows(const std::vector<Held>& values) const;
   std::vector<Memory::Part> rows_of(Device& d, BufferId id);
   void write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows);
+  void check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const;
+  void check_gathered(const Device& d, const Instruction& i, const work::Collective& c, size_t operand,
+                      size_t member) const;
   bool gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand);
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
