@@ -1,22 +1,9 @@
 #include "prove/collective.h"
 
-#include <cmath>
-
 #include "prove/kernel.h"
 
 namespace whale::proof {
 namespace {
-
-// What is combined of nothing.
-bool is_neutral(Combine combine, double value) {
-  switch (combine) {
-    case Combine::kSum: return value == 0;
-    case Combine::kMax:
-    case Combine::kLogSumExp: return std::isinf(value) && value < 0;
-    case Combine::kMin: return std::isinf(value) && value > 0;
-  }
-  return false;
-}
 
 // All terms of all members.
 Held combined(Reference& ref, const Exchange& e) {
@@ -24,7 +11,7 @@ Held combined(Reference& ref, const Exchange& e) {
   Value out;
   for (size_t m = 0; m < e.in.size(); ++m) {
     const Value& v = *e.in[m];
-    if (const double* c = ref.constant(v.tensor); c && is_neutral(e.work->combine, *c)) continue;
+    if (const double* c = ref.constant(v.tensor); c && is_neutral(name_of(e.work->combine), *c)) continue;
     if (!first) {
       first = e.in[m], out = v;
       if (!v.terms.whole() && v.combine != e.work->combine)

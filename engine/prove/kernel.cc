@@ -34,6 +34,7 @@ bool equal(const Attr& a, const Attr& b) {
 
 // A product's leading dimensions may be one: rows of a matrix.
 bool same_rows(const Op& op, const Dims& a, const Dims& b) {
+  if (of_each_element(op)) return element_count(a) == element_count(b);
   if (a == b || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
   return a.back() == b.back() && element_count(a) == element_count(b);
 }
@@ -154,8 +155,21 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     if (o.value != nullptr && o.value->region.size() == 0 && !updates_many && call.code != OpCode::k_concat)
       no_rule("{} reads a tensor without elements", call.name);
   if (call.code == OpCode::k_fused) return fused(call);
-  if (call.code == OpCode::k_accumulate) return accumulate(call, attr_string(call.attrs, "combine"));
+  if (call.code == OpCode::k_accumulate) {
+    const std::string& combine = attr_string(call.attrs, "combine");
+    return accumulate(call, combine.empty() ? "sum" : combine);
+  }
   if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
+  if (call.code == OpCode::k_cast) {
+    const Value& x = *call.in.at(0).value;
+    const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
+    if (x.dtype != own && to == own && x.dtype == accumulate_dtype(own)) {
+      if (!x.terms.whole()) refuse("{} is rounded before all terms are there", describe(ref_, x));
+      Value out = x;
+      out.dtype = to;
+      return {out};
+    }
+  }
   const bool copies = call.code == OpCode::k_stop_gradient ||
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
@@ -266,21 +280,19 @@ std::vector<Value> Kernels::updates(const KernelCall& call) {
   return out;
 }
 
-std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string combine) {
+std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view combine) {
   const Value &sum = *call.in.at(0).value, &x = *call.in.at(1).value;
-  if (combine.empty()) combine = "sum";
   if (call.in[0].local != call.in[1].local)
     refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
   Value out = x;
   out.dtype = sum.dtype;
   if (const double* c = ref_.constant(sum.tensor)) {
-    const bool neutral = combine == "sum" ? *c == 0 : combine == "max" ? *c < 0 : *c > 0;
-    if (!neutral) refuse("the {} over micro-batches begins with {}", combine, *c);
+    if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
     if (!x.terms.whole() && combine != name_of(x.combine))
       refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
     return {out};
   }
-  if (ref_.constant(x.tensor) && *ref_.constant(x.tensor) == 0 && combine == "sum") return {sum};
+  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
   if (sum.tensor != x.tensor) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
   if (!same(sum.region, x.region)) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
   if (sum.terms.whole() || x.terms.whole())
@@ -528,6 +540,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   for (size_t o = 0; o < call.out.size(); ++o) {
     const Layout& layout = shape.out[o];
     const Dims& dims = ref_.tensor(op.outputs[o]).dims;
+    if (of_each_element(op)) continue;
     if (!has_flag(op.code, kProduct) && call.out[o].local.size() != dims.size())
       refuse("it makes {}; {} of the one-device program makes {}", to_string(call.out[o].local), op.name,
              to_string(dims));
@@ -653,10 +666,13 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   std::vector<Value> out;
   for (size_t o = 0; o < call.out.size(); ++o) {
     const Tensor& whole = ref_.tensor(op.outputs[o]);
-    if (call.out[o].dtype != whole.dtype)
+    // Parts of a sum may be wider than the sum, which is rounded when all are there.
+    const bool wide = call.out[o].dtype == accumulate_dtype(whole.dtype) && (!cut.empty() || !partial.empty()) &&
+                      attr_string(call.attrs, "out_dtype") == name_of(call.out[o].dtype);
+    if (call.out[o].dtype != whole.dtype && !wide)
       refuse("it makes {} in {}; {} of the one-device program in {}", whole.name, name_of(call.out[o].dtype), op.name,
              name_of(whole.dtype));
-    Value v{.tensor = ref_.root(op.outputs[o]), .dtype = whole.dtype};
+    Value v{.tensor = ref_.root(op.outputs[o]), .dtype = call.out[o].dtype};
     const Layout& layout = shape.out[o];
     std::vector<Digit> digits;
     Dims local(whole.dims.size(), 1);
@@ -732,6 +748,7 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
   const OpDef& d = def(op.code);
   Attrs wanted = op.attrs;
   Attrs also;  // what else is as right
+  if (wanted.contains("out_dtype") && !call.out.empty()) also["out_dtype"] = std::string(name_of(call.out[0].dtype));
   for (auto& [name, value] : wanted) {
     auto* ints = std::get_if<Ints>(&value);
     if (!ints || op.outputs.empty()) continue;

@@ -65,9 +65,20 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   return g;
 }
 
-bool same_attrs(const Op& a, const Op& b) { return a.key == b.key && a.attrs == b.attrs; }
+// Reading the same roots, they compute the same. A view changes what most ops do, but not what one does of each element.
+bool same_op(const Graph& g, const Op& a, const Op& b) {
+  if (a.key != b.key || !(a.attrs == b.attrs)) return false;
+  if (of_each_element(a)) return true;
+  for (size_t i = 0; i < a.inputs.size(); ++i)
+    if (a.inputs[i] != kNone && g.tensor(a.inputs[i]).dims != g.tensor(b.inputs[i]).dims) return false;
+  return true;
+}
 
 }  // namespace
+
+bool of_each_element(const Op& op) {
+  return has_flag(op.code, kElementwise) && !has_flag(op.code, kRandom) && op.inputs.size() == 1;
+}
 
 TensorIds smaller_form(Graph& graph, const Op& op) {
   const OpDef& d = def(op.code);
@@ -120,7 +131,7 @@ void Reference::index() {
       continue;
     }
     std::vector<OpId>& alike = reads_[reads];
-    const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_attrs(g_.op(other), op); });
+    const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_op(g_, g_.op(other), op); });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));
       of_code_[op.code].push_back(static_cast<OpId>(i));

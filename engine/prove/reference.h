@@ -71,6 +71,9 @@ class Reference {
   std::unordered_map<TensorId, TensorId> next_;
 };
 
+// Each element of its result follows from one of its operand, whatever shape they have.
+bool of_each_element(const Op& op);
+
 // An equal form of the op in smaller ones, appended: its results; empty: it is in its smallest form.
 TensorIds smaller_form(Graph& graph, const Op& op);
 

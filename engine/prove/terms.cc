@@ -1,6 +1,7 @@
 #include "prove/terms.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace whale::proof {
 namespace {
@@ -139,6 +140,12 @@ void Terms::settle() {
   if (std::all_of(summands_.begin(), summands_.end(),
                   [](const Summand& s) { return s.boxes.size() == 1 && s.boxes[0].empty(); }))
     summands_.clear();
+}
+
+bool is_neutral(std::string_view combine, double value) {
+  if (combine == name_of(Combine::kSum)) return value == 0;
+  const bool least = combine == name_of(Combine::kMin);
+  return std::isinf(value) && (value > 0) == least;
 }
 
 }  // namespace whale::proof

@@ -2,7 +2,7 @@
 // terms of the factor's positions there alone; what is linear in it passes them on. A value without terms is whole.
 #pragma once
 
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -58,5 +58,8 @@ class Terms {
   void settle();
   std::vector<Summand> summands_;  // ascending
 };
+
+// Is it what is combined of nothing? `combine`: by name.
+bool is_neutral(std::string_view combine, double value);
 
 }  // namespace whale::proof
