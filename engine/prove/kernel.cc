@@ -62,6 +62,11 @@ bool is_of_plans(OpCode code) {
   return has_flag(code, kInternal) || std::find(std::begin(kOwn), std::end(kOwn), code) != std::end(kOwn);
 }
 
+// Is this step of a product the sum with its bias?
+bool bias_of(const KernelCall& product, const Op& step) {
+  return has_flag(product.code, kProduct) && step.code == OpCode::k_add;
+}
+
 // The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
 int group_of(const std::vector<Factor>& list, size_t operand, bool input) {
   for (size_t f = 0; f < list.size(); ++f) {
@@ -213,12 +218,40 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
       step.in.push_back({&*made[static_cast<size_t>(id)], scratch.tensor(id).dims});
     }
     for (const TensorId id : op.outputs) step.out.push_back({scratch.tensor(id).dims, scratch.tensor(id).dtype});
-    std::vector<Value> values = run(step);
+    std::vector<Value> values = bias_of(call, op) ? with_bias(std::move(step)) : run(step);
     for (size_t k = 0; k < values.size(); ++k) made[static_cast<size_t>(op.outputs[k])] = std::move(values[k]);
   }
   std::vector<Value> out;
   for (const TensorId id : results) out.push_back(*made[static_cast<size_t>(id)]);
   return out;
+}
+
+// A product adds its bias as it is, in 16 bits too, where the program may round the bias first.
+std::vector<Value> Kernels::with_bias(KernelCall step) {
+  try {
+    return run(step);
+  } catch (const Stop&) {
+    const Value bias = *step.in[1].value;
+    for (const OpId first : ref_.ops_of(OpCode::k_cast)) {
+      const Op& narrow = ref_.graph().op(first);
+      if (ref_.root(narrow.inputs[0]) != bias.tensor) continue;
+      std::vector<TensorId> rounded{ref_.root(narrow.outputs[0])};
+      if (const auto* again = ref_.find(OpCode::k_cast, {rounded[0]}))
+        for (const OpId wide : *again) rounded.push_back(ref_.root(ref_.graph().op(wide).outputs[0]));
+      for (const TensorId tensor : rounded) {
+        Value instead = bias;
+        instead.tensor = tensor, instead.dtype = ref_.tensor(tensor).dtype;
+        step.in[1].value = &instead;
+        try {
+          std::vector<Value> made = run(step);
+          exemptions_.insert("biases are added to products before they are rounded");
+          return made;
+        } catch (const Stop&) {  // another cast may fit
+        }
+      }
+    }
+    throw;
+  }
 }
 
 std::vector<Value> Kernels::fused(const KernelCall& call) {
@@ -672,6 +705,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     if (call.out[o].dtype != whole.dtype && !wide)
       refuse("it makes {} in {}; {} of the one-device program in {}", whole.name, name_of(call.out[o].dtype), op.name,
              name_of(whole.dtype));
+    if (call.out[o].dtype != whole.dtype) exemptions_.insert("parts of products are added up in f32 and rounded once");
     Value v{.tensor = ref_.root(op.outputs[o]), .dtype = call.out[o].dtype};
     const Layout& layout = shape.out[o];
     std::vector<Digit> digits;

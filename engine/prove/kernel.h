@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -37,6 +38,8 @@ class Kernels {
   Kernels(Reference& reference, bool casts_are_programs)
       : ref_(reference), casts_are_programs_(casts_are_programs) {}
   std::vector<Value> run(const KernelCall& call);
+  // Where rounding is another one than the program's, in words.
+  const std::set<std::string>& exemptions() const { return exemptions_; }
 
  private:
   // The digits of an operand or result that factors own, outermost first; -1: no factor's.
@@ -53,6 +56,7 @@ class Kernels {
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
+  std::vector<Value> with_bias(KernelCall step);
   std::vector<Value> accumulate(const KernelCall& call, std::string_view combine);
   std::vector<Value> slice(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
@@ -69,6 +73,7 @@ class Kernels {
   Reference& ref_;
   bool casts_are_programs_;
   std::unordered_map<OpId, Shape> shapes_;
+  std::set<std::string> exemptions_;
 };
 
 std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"

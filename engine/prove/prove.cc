@@ -46,12 +46,13 @@ void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& 
   if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
 }
 
-std::string statement(const Plan& plan, const Entry& entry) {
+std::string statement(const Plan& plan, const Entry& entry, const std::set<std::string>& exemptions) {
   std::string out =
       entry.name == "train"
           ? "every copy of every variable is, after a step, what the one-device program makes of it, and all that is "
             "handed out is the program's, up to the order of sums"
           : "all that is handed out is the one-device program's, up to the order of sums";
+  for (const std::string& e : exemptions) out += "; " + e;
   if (plan.options.exact) out += "; that exact mode makes it bitwise equal is not part of the proof";
   return out;
 }
@@ -70,7 +71,7 @@ EntryProof prove(const Plan& plan, const Entry& entry) {
       fill(out, plan, walk, reference, std::move(*stopped));
     } else {
       out.verdict = ProofVerdict::kProven;
-      out.what = statement(plan, entry);
+      out.what = statement(plan, entry, walk.exemptions());
     }
   } catch (const proof::Stop& stop) {
     out.verdict = stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;

@@ -35,6 +35,32 @@ void rewrite(Graph& graph, const Rewrite& form) {
   }
 }
 
+// Instructions are named after ops, with a suffix where there are several.
+bool names(const std::vector<std::string>& instructions, const std::string& op) {
+  return std::any_of(instructions.begin(), instructions.end(), [&](const std::string& n) {
+    return n.starts_with(op) && (n.size() == op.size() || n[op.size()] == '.' || n[op.size()] == '#');
+  });
+}
+
+// The sum of a product and a bias as a product with a bias: rounded once. Where precision has no say, smaller_form
+// undoes it.
+TensorIds with_bias(Graph& graph, const Op& sum, const Form& form) {
+  if (sum.code != OpCode::k_add) return {};
+  for (const size_t at : {size_t{0}, size_t{1}}) {
+    const TensorId y = sum.inputs[at], bias = sum.inputs[1 - at];
+    const OpId maker = graph.tensor(y).producer;
+    if (maker == kNone || graph.tensor(bias).dims.size() != 1) continue;
+    const Op product = graph.op(maker);
+    const bool has_bias = product.inputs.size() > 2 && product.inputs[2] != kNone;
+    if (!has_flag(product.code, kProduct) || has_bias || !names(form.biased, product.name)) continue;
+    if (graph.tensor(bias).dims[0] != graph.tensor(y).dims.back()) continue;
+    const OpId made = append_op(graph, product.code, {product.inputs[0], product.inputs[1], bias}, product.attrs,
+                                product.scope, product.name);
+    return graph.op(made).outputs;
+  }
+  return {};
+}
+
 bool trains_in(const Entry& entry) { return entry.name == "train"; }
 
 // The passes of engine/grad, in the order that its README gives.
@@ -50,12 +76,11 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   if (!form.unpacked.empty())
     rewrite(g, [&](Graph& graph, const Op& op) {
       const OpDef& d = def(op.code);
-      const bool wanted = d.unpack && std::any_of(form.unpacked.begin(), form.unpacked.end(), [&](const std::string& n) {
-                            return n.starts_with(op.name) && (n.size() == op.name.size() || n[op.name.size()] == '.' ||
-                                                              n[op.name.size()] == '#');
-                          });
+      const bool wanted = d.unpack && names(form.unpacked, op.name);
       return wanted ? d.unpack(graph, op) : TensorIds{};
     });
+  if (!form.biased.empty())
+    rewrite(g, [&](Graph& graph, const Op& op) { return with_bias(graph, op, form); });
   apply_precision(g);
   clean(g);
   if (train) differentiate(g);
@@ -96,8 +121,12 @@ Form form_of(const Entry& entry) {
   for (const Program& p : entry.programs)
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
-        if (const auto* k = i.kernel(); k && def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone)
-          form.unpacked.push_back(i.name);
+        if (const auto* k = i.kernel(); k != nullptr) {
+          if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) form.unpacked.push_back(i.name);
+          const auto dtype = [&](size_t n) { return p.buffers[static_cast<size_t>(i.in[n])].dtype; };
+          if (has_flag(k->op, kProduct) && i.in.size() > 2 && i.in[2] != kNone && dtype(2) != dtype(0))
+            form.biased.push_back(i.name);
+        }
   return form;
 }
 

@@ -16,6 +16,7 @@ namespace whale::proof {
 // that is not so.
 struct Form {
   std::vector<std::string> unpacked;  // ops of which the plan runs the form whose operands stand apart (OpDef::unpack)
+  std::vector<std::string> biased;    // products that it runs with a bias of another type, added before they are rounded
 };
 Form form_of(const Entry& entry);
 

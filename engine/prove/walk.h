@@ -29,6 +29,7 @@ class Walk {
   Walk(const Plan& plan, const Entry& entry, Reference& reference);
   // All of it; what ends it, if anything does.
   std::optional<Stopped> run();
+  const std::set<std::string>& exemptions() const { return kernels_.exemptions(); }
   int64_t walked() const { return walked_; }
   const Instruction& instruction(const At& at) const;
   const ScheduleRow& schedule_row(const At& at) const;
