@@ -26,9 +26,11 @@ Held combined(Reference& ref, const Exchange& e) {
     if (v.combine != e.work->combine)
       refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
              name_of(e.work->combine));
-    if (const TensorId twice = out.terms.join(v.terms); twice != kNone)
+    if (const TensorId twice = out.terms.join(v.terms); twice != kNone) {
+      if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
       refuse("terms of {} are added twice: member {} has {}, members before it {}", ref.name(twice), m,
              describe(ref, v), describe(ref, out));
+    }
   }
   if (!first) return e.in[0];
   return std::make_shared<const Value>(std::move(out));

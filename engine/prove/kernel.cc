@@ -62,11 +62,6 @@ bool is_of_plans(OpCode code) {
   return has_flag(code, kInternal) || std::find(std::begin(kOwn), std::end(kOwn), code) != std::end(kOwn);
 }
 
-// Is this step of a product the sum with its bias?
-bool bias_of(const KernelCall& product, const Op& step) {
-  return has_flag(product.code, kProduct) && step.code == OpCode::k_add;
-}
-
 // The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
 int group_of(const std::vector<Factor>& list, size_t operand, bool input) {
   for (size_t f = 0; f < list.size(); ++f) {
@@ -218,40 +213,12 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
       step.in.push_back({&*made[static_cast<size_t>(id)], scratch.tensor(id).dims});
     }
     for (const TensorId id : op.outputs) step.out.push_back({scratch.tensor(id).dims, scratch.tensor(id).dtype});
-    std::vector<Value> values = bias_of(call, op) ? with_bias(std::move(step)) : run(step);
+    std::vector<Value> values = run(step);
     for (size_t k = 0; k < values.size(); ++k) made[static_cast<size_t>(op.outputs[k])] = std::move(values[k]);
   }
   std::vector<Value> out;
   for (const TensorId id : results) out.push_back(*made[static_cast<size_t>(id)]);
   return out;
-}
-
-// A product adds its bias as it is, in 16 bits too, where the program may round the bias first.
-std::vector<Value> Kernels::with_bias(KernelCall step) {
-  try {
-    return run(step);
-  } catch (const Stop&) {
-    const Value bias = *step.in[1].value;
-    for (const OpId first : ref_.ops_of(OpCode::k_cast)) {
-      const Op& narrow = ref_.graph().op(first);
-      if (ref_.root(narrow.inputs[0]) != bias.tensor) continue;
-      std::vector<TensorId> rounded{ref_.root(narrow.outputs[0])};
-      if (const auto* again = ref_.find(OpCode::k_cast, {rounded[0]}))
-        for (const OpId wide : *again) rounded.push_back(ref_.root(ref_.graph().op(wide).outputs[0]));
-      for (const TensorId tensor : rounded) {
-        Value instead = bias;
-        instead.tensor = tensor, instead.dtype = ref_.tensor(tensor).dtype;
-        step.in[1].value = &instead;
-        try {
-          std::vector<Value> made = run(step);
-          exemptions_.insert("biases are added to products before they are rounded");
-          return made;
-        } catch (const Stop&) {  // another cast may fit
-        }
-      }
-    }
-    throw;
-  }
 }
 
 std::vector<Value> Kernels::fused(const KernelCall& call) {
@@ -333,8 +300,10 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   if (sum.combine != x.combine || combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
   out.terms = sum.terms;
-  if (const TensorId twice = out.terms.join(x.terms); twice != kNone)
+  if (const TensorId twice = out.terms.join(x.terms); twice != kNone) {
+    if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
     refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
+  }
   return {out};
 }
 
@@ -682,9 +651,11 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     const auto linear = std::find_if(shape.factors->linear.begin(), shape.factors->linear.end(), holds);
     const bool same_combine =
         std::all_of(partial.begin(), partial.end(), [&](size_t i) { return call.in[i].value->combine == combine; });
-    if (!same_combine || combine != Combine::kSum || linear == shape.factors->linear.end())
+    if (!same_combine || combine != Combine::kSum || linear == shape.factors->linear.end()) {
+      if (call.in[partial[0]].value->terms.counted()) no_rule("terms of {} of which there are many alike", op.name);
       refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
              describe(ref_, *call.in[partial[0]].value), op.name);
+    }
     for (const int i : *linear) {
       const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
       if (!v) continue;

@@ -56,7 +56,6 @@ class Kernels {
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
-  std::vector<Value> with_bias(KernelCall step);
   std::vector<Value> accumulate(const KernelCall& call, std::string_view combine);
   std::vector<Value> slice(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
