@@ -19,6 +19,9 @@ PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "r
 # probe/ fills in the figures that cost/ has, and comm/ chooses the form of an all-reduce by them.
 EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("comm", "cost")}
 
+# What proves plans shares nothing with what makes them.
+APART = {("prove", other) for other in ("task", "shard", "rewrite", "schedule", "cost")}
+
 # Modules that name ops of models: grad/ makes them, probe/ times some.
 NAMING = {"ops", "device", "grad", "probe"}
 # Ops that plans are made of.
@@ -49,6 +52,8 @@ for file in sorted((ROOT / "engine").rglob("*")):
         where = f"{file.relative_to(ROOT)}:{line}: {module} includes {target}"
         if (module, head) in EXCEPTIONS:
             continue
+        if (module, head) in APART:
+            bad.append(f"{where}; a proof must not rest on what makes plans")
         if MODULES.index(head) > MODULES.index(module):
             bad.append(f"{where}, which is below it")
         elif MODULES.index(module) >= BELOW and head in PLANNING and target not in OPEN:

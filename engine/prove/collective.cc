@@ -37,9 +37,8 @@ Held combined(Reference& ref, const Exchange& e) {
 }
 
 Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
-  if (ref.constant(e.in[0]->tensor) && std::all_of(e.in.begin(), e.in.end(), [&](const Held& v) {
-        return v->tensor == e.in[0]->tensor;
-      })) {
+  if (ref.constant(e.in[0]->tensor) &&
+      std::all_of(e.in.begin(), e.in.end(), [&](const Held& v) { return v->tensor == e.in[0]->tensor; })) {
     Value out = *e.in[0];
     out.region = Region({Digit{element_count(whole), Set::first(element_count(whole)), true}});
     return std::make_shared<const Value>(std::move(out));
@@ -73,8 +72,7 @@ std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
   std::vector<Held> out(n);
   switch (e.work->op) {
     case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, e));
-    case OpCode::k_all_gather:
-      return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));
+    case OpCode::k_all_gather: return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));
     case OpCode::k_reduce_scatter: {
       const Held all = combined(ref, e);
       for (size_t m = 0; m < n; ++m) out[m] = part(ref, all, e.work->cuts.at(e.operand), e.in_dims[0], m);

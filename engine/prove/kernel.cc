@@ -57,7 +57,7 @@ std::optional<Combine> combines_terms(const KernelCall& call) {
 
 // What a plan may have and its one-device program not, made of ops that programs have too.
 bool is_of_plans(OpCode code) {
-  constexpr OpCode kOwn[] = {OpCode::k_add,  OpCode::k_cast,    OpCode::k_concat, OpCode::k_logaddexp,
+  constexpr OpCode kOwn[] = {OpCode::k_add,     OpCode::k_cast,    OpCode::k_concat, OpCode::k_logaddexp,
                              OpCode::k_maximum, OpCode::k_minimum, OpCode::k_slice};
   return has_flag(code, kInternal) || std::find(std::begin(kOwn), std::end(kOwn), code) != std::end(kOwn);
 }
@@ -174,12 +174,17 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
-  if (call.code == OpCode::k_fill)
-    return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
+  if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
   if (updates_many) return updates(call);
   if (d.decompose) {
     Graph scratch;
-    Op op{.code = call.code, .name = call.name, .inputs = {}, .outputs = {}, .attrs = call.attrs, .key = call.key, .location = {}};
+    Op op{.code = call.code,
+          .name = call.name,
+          .inputs = {},
+          .outputs = {},
+          .attrs = call.attrs,
+          .key = call.key,
+          .location = {}};
     const auto tensor = [&](const Dims& dims, DType dtype) {
       scratch.tensors.push_back({.name = std::to_string(scratch.tensors.size()), .dtype = dtype, .dims = dims});
       return static_cast<TensorId>(scratch.tensors.size() - 1);
@@ -203,8 +208,8 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
   for (const Operand& o : call.in)
     if (o.value) made[next++] = *o.value;
   for (const Op& op : scratch.ops) {
-    KernelCall step{.code = op.code, .attrs = op.attrs, .key = op.key, .box = call.box, .samples = call.samples,
-                    .name = call.name};
+    KernelCall step{
+        .code = op.code, .attrs = op.attrs, .key = op.key, .box = call.box, .samples = call.samples, .name = call.name};
     for (const TensorId id : op.inputs) {
       if (id == kNone) {
         step.in.emplace_back();
@@ -311,8 +316,7 @@ std::vector<Value> Kernels::slice(const KernelCall& call) {
   const Operand& x = call.in.at(0);
   const Ints& given = attr_ints(call.attrs, "sub_axis");
   const SubAxis s{static_cast<int>(given.at(0)), given.at(1), given.at(2)};
-  const auto part =
-      x.value->region.cut(x.local, s, {attr_int(call.attrs, "begin"), attr_int(call.attrs, "end")});
+  const auto part = x.value->region.cut(x.local, s, {attr_int(call.attrs, "begin"), attr_int(call.attrs, "end")});
   if (!part) no_rule("a slice of {}", describe(ref_, *x.value));
   Value out = *x.value;
   out.region = *part;
@@ -336,7 +340,8 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     if (auto made = part_of_one(call)) return {*made};
     if (call.code == OpCode::k_add)
       for (const size_t i : {size_t{0}, size_t{1}})
-        if (const double* c = ref_.constant(call.in[i].value->tensor); c && *c == 0 && call.in[0].local == call.in[1].local)
+        if (const double* c = ref_.constant(call.in[i].value->tensor);
+            c && *c == 0 && call.in[0].local == call.in[1].local)
           return {*call.in[1 - i].value};
     if (ref_.ops_of(call.code).empty()) {
       const bool own = is_of_plans(call.code) && !(call.code == OpCode::k_cast && casts_are_programs_);
@@ -595,8 +600,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
         break;
       case FactorKind::kStream: no_rule("{} is computed piece by piece along {}", op.name, list[f].name);
       case FactorKind::kWindow: no_rule("{} is cut through a window ({})", op.name, list[f].name);
-      default:
-        refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
+      default: refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
     }
     for (const Interval& run : d.set.runs())
       if (!d.any && list[f].unit > 1 && (run.begin % list[f].unit || run.end % list[f].unit))
@@ -644,9 +648,8 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   if (!partial.empty()) {
     combine = call.in[partial[0]].value->combine;
     const auto holds = [&](const std::vector<int>& set) {
-      return std::all_of(partial.begin(), partial.end(), [&](size_t i) {
-        return std::find(set.begin(), set.end(), static_cast<int>(i)) != set.end();
-      });
+      return std::all_of(partial.begin(), partial.end(),
+                         [&](size_t i) { return std::find(set.begin(), set.end(), static_cast<int>(i)) != set.end(); });
     };
     const auto linear = std::find_if(shape.factors->linear.begin(), shape.factors->linear.end(), holds);
     const bool same_combine =
@@ -661,8 +664,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       if (!v) continue;
       Terms mine = v->terms;
       if (mine.whole()) mine.add_summand(v->tensor);
-      if (!terms.beside(mine))
-        no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref_, *v));
+      if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref_, *v));
     }
   }
 
@@ -708,8 +710,8 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
         // Those of its own rows are all that there are.
         const Interval run = sets[f].set.runs()[0];
         terms_of.extent = groups->size() * list[f].group.rows;
-        terms_of.set = Set(Interval{run.begin - groups->begin * list[f].group.rows,
-                                    run.end - groups->begin * list[f].group.rows});
+        terms_of.set =
+            Set(Interval{run.begin - groups->begin * list[f].group.rows, run.end - groups->begin * list[f].group.rows});
         if (terms_of.set.is_first(terms_of.extent)) continue;
       }
       mine.push_back(std::move(terms_of));
@@ -740,8 +742,8 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
           own ? sets[static_cast<size_t>(f)].set.size() : shape.in[i].digits[k];
     }
     if (!same_rows(op, local, call.in[i].local))
-      refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local),
-             describe(ref_, *call.in[i].value), to_string(local));
+      refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local), describe(ref_, *call.in[i].value),
+             to_string(local));
   }
   check_attrs(call, op, shape, sets, call.out.empty() ? Dims{} : call.out[0].local);
   check_box(call, op, out);
@@ -771,7 +773,8 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
       else
         wanted[name] = sets[f].set.size();
     }
-    if (factor.begin_attr && factor.group.rows) also[factor.begin_attr] = call.attrs.at(factor.begin_attr);  // looked at
+    if (factor.begin_attr && factor.group.rows)
+      also[factor.begin_attr] = call.attrs.at(factor.begin_attr);  // looked at
     if (!factor.begin_attr || sets[f].whole() || factor.group.rows) continue;
     if (sets[f].any || sets[f].set.runs().size() != 1) no_rule("where the part of {} begins", op.name);
     wanted[factor.begin_attr] = sets[f].set.runs()[0].begin;

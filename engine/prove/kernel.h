@@ -35,8 +35,7 @@ struct KernelCall {
 class Kernels {
  public:
   // `casts_are_programs`: no option of the plan makes casts of its own.
-  Kernels(Reference& reference, bool casts_are_programs)
-      : ref_(reference), casts_are_programs_(casts_are_programs) {}
+  Kernels(Reference& reference, bool casts_are_programs) : ref_(reference), casts_are_programs_(casts_are_programs) {}
   std::vector<Value> run(const KernelCall& call);
   // Where rounding is another one than the program's, in words.
   const std::set<std::string>& exemptions() const { return exemptions_; }

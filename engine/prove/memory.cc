@@ -13,7 +13,8 @@ Place place_of(const Program& program, BufferId id, int32_t version) {
   return {storage.space, storage.begin + b.at, b.bytes};
 }
 
-// [from, from + bytes) of a range that begins at `begin`; null: it begins or ends within an element, or no box is there.
+// [from, from + bytes) of a range that begins at `begin`; null: it begins or ends within an element, or no box is
+// there.
 Held Memory::part(const Range& range, int64_t begin, int64_t from, int64_t bytes) {
   const auto size = static_cast<int64_t>(size_of(range.value->dtype));
   if ((from - begin) % size || bytes % size) return nullptr;
@@ -58,8 +59,8 @@ std::vector<Memory::Part> Memory::parts(const Place& place) const {
   for (int64_t from = place.begin; from < end; ++at) {
     if (at == ranges.end() || at->first > from || at->second.end <= from) return {};
     const int64_t to = std::min(end, at->second.end);
-    Held value = from == at->first && to == at->second.end ? at->second.value
-                                                           : part(at->second, at->first, from, to - from);
+    Held value =
+        from == at->first && to == at->second.end ? at->second.value : part(at->second, at->first, from, to - from);
     if (!value) no_rule("bytes {} to {} of what holds {}", from, to, to_string(at->second.value->region));
     out.push_back({to - from, std::move(value)});
     from = to;

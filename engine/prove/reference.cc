@@ -79,8 +79,7 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
       const bool wanted = d.unpack && names(form.unpacked, op.name);
       return wanted ? d.unpack(graph, op) : TensorIds{};
     });
-  if (!form.biased.empty())
-    rewrite(g, [&](Graph& graph, const Op& op) { return with_bias(graph, op, form); });
+  if (!form.biased.empty()) rewrite(g, [&](Graph& graph, const Op& op) { return with_bias(graph, op, form); });
   apply_precision(g);
   clean(g);
   if (train) differentiate(g);
@@ -90,7 +89,8 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   return g;
 }
 
-// Reading the same roots, they compute the same. A view changes what most ops do, but not what one does of each element.
+// Reading the same roots, they compute the same. A view changes what most ops do, but not what one does of each
+// element.
 bool same_op(const Graph& g, const Op& a, const Op& b) {
   if (a.key != b.key || !(a.attrs == b.attrs)) return false;
   if (of_each_element(a)) return true;
@@ -160,7 +160,8 @@ void Reference::index() {
       continue;
     }
     std::vector<OpId>& alike = reads_[reads];
-    const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_op(g_, g_.op(other), op); });
+    const auto twin =
+        std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_op(g_, g_.op(other), op); });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));
       of_code_[op.code].push_back(static_cast<OpId>(i));

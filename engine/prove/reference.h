@@ -1,5 +1,5 @@
-// The one-device program of an entry, made from the plan's source as grad/ makes it and nothing else, in a form in which
-// ops are as small as their declarations say (decompose). A plan's kernels are looked up in it by what they read.
+// The one-device program of an entry, made from the plan's source as grad/ makes it and nothing else, in a form in
+// which ops are as small as their declarations say (decompose). A plan's kernels are looked up in it by what they read.
 #pragma once
 
 #include <map>
@@ -12,11 +12,11 @@
 
 namespace whale::proof {
 
-// Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves nothing
-// that is not so.
+// Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves
+// nothing that is not so.
 struct Form {
   std::vector<std::string> unpacked;  // ops of which the plan runs the form whose operands stand apart (OpDef::unpack)
-  std::vector<std::string> biased;    // products that it runs with a bias of another type, added before they are rounded
+  std::vector<std::string> biased;  // products that it runs with a bias of another type, added before they are rounded
 };
 Form form_of(const Entry& entry);
 

@@ -204,9 +204,8 @@ bool same(const Region& a, const Region& b) {
 }
 
 std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
-  const auto finest = std::max_element(parts.begin(), parts.end(), [](const Region& a, const Region& b) {
-    return joint(a).size() < joint(b).size();
-  });
+  const auto finest = std::max_element(
+      parts.begin(), parts.end(), [](const Region& a, const Region& b) { return joint(a).size() < joint(b).size(); });
   Dims extents;
   for (const Digit& d : finest->digits()) extents.push_back(d.extent);
   std::vector<Digit> out;

@@ -19,13 +19,13 @@ std::string text(const Proof& proof) {
 std::string to_json(const Proof& proof) {
   Json out{{"verdict", name_of(proof.verdict)}, {"text", text(proof)}, {"entries", Json::array()}};
   for (const EntryProof& e : proof.entries) {
-    Json each{{"entry", e.entry},   {"batch", e.batch},   {"verdict", name_of(e.verdict)},
-                                {"what", e.what},     {"walked", e.walked}, {"construct", e.construct},
-                                {"path", e.path}};
+    Json each{{"entry", e.entry}, {"batch", e.batch},   {"verdict", name_of(e.verdict)},
+              {"what", e.what},   {"walked", e.walked}, {"construct", e.construct},
+              {"path", e.path}};
     if (e.device >= 0)
-      each["at"] = {{"device", e.device},   {"segment", e.segment},         {"number", e.number},
-                    {"verb", e.verb},       {"instruction", e.instruction}, {"scope", e.scope},
-                    {"micro_batch", e.micro_batch}};
+      each["at"] = {
+          {"device", e.device},           {"segment", e.segment}, {"number", e.number},          {"verb", e.verb},
+          {"instruction", e.instruction}, {"scope", e.scope},     {"micro_batch", e.micro_batch}};
     out["entries"].push_back(std::move(each));
   }
   return text_of(out);

@@ -15,8 +15,8 @@ struct Value {
   TensorId tensor = kNone;  // a root of the one-device program
   DType dtype = DType::kF32;
   Region region = {};
-  Terms terms = {};                 // not whole: what it has of a sum
-  Combine combine = Combine::kSum;  // of terms that are not whole
+  Terms terms = {};                                 // not whole: what it has of a sum
+  Combine combine = Combine::kSum;                  // of terms that are not whole
   int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
 };
 using Held = std::shared_ptr<const Value>;

@@ -48,7 +48,11 @@ bool hands_over(const DeviceRow& row, const PlanOutput& output) {
 }  // namespace
 
 Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference)
-    : plan_(plan), entry_(entry), ref_(reference), kernels_(reference, !plan.options.gradient_dtype && !plan.options.accumulate_dtype && !plan.options.adasum), fetched_(entry.outputs.size()) {
+    : plan_(plan),
+      entry_(entry),
+      ref_(reference),
+      kernels_(reference, !plan.options.gradient_dtype && !plan.options.accumulate_dtype && !plan.options.adasum),
+      fetched_(entry.outputs.size()) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
     for (size_t p = 0; p < g.parts.size(); ++p)
@@ -57,7 +61,9 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference)
   }
   devices_.reserve(entry.rows.size());
   for (const DeviceRow& row : entry.rows) {
-    Device d{.row = &row, .program = bound(entry.programs[static_cast<size_t>(row.program)], row), .memory = {},
+    Device d{.row = &row,
+             .program = bound(entry.programs[static_cast<size_t>(row.program)], row),
+             .memory = {},
              .at = {row.device, 0, 0}};
     devices_.push_back(std::move(d));
   }
@@ -67,8 +73,7 @@ const ScheduleRow& Walk::schedule_row(const At& at) const {
   return devices_[static_cast<size_t>(at.device)].program.schedule[static_cast<size_t>(at.row)];
 }
 const Segment& Walk::segment(const At& at) const {
-  return devices_[static_cast<size_t>(at.device)]
-      .program.segments[static_cast<size_t>(schedule_row(at).segment)];
+  return devices_[static_cast<size_t>(at.device)].program.segments[static_cast<size_t>(schedule_row(at).segment)];
 }
 const Instruction& Walk::instruction(const At& at) const {
   return segment(at).instructions[static_cast<size_t>(at.instruction)];
@@ -245,15 +250,16 @@ bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
 void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   if (rows(d, i, k)) return;
   check_in_place(d, i, k);
-  KernelCall call{.code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples),
-                  .name = i.name};
+  KernelCall call{
+      .code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples), .name = i.name};
   std::vector<Held> held;
   for (const BufferId id : i.in) {
     held.push_back(id == kNone ? nullptr : read(d, id));
     call.in.push_back({held.back().get(), id == kNone ? Dims{} : buffer(d, id).dims});
   }
   for (const BufferId id : i.out) call.out.push_back({buffer(d, id).dims, buffer(d, id).dtype});
-  if (std::all_of(call.out.begin(), call.out.end(), [](const Result& r) { return element_count(r.local) == 0; })) return;
+  if (std::all_of(call.out.begin(), call.out.end(), [](const Result& r) { return element_count(r.local) == 0; }))
+    return;
   std::vector<Value> made = kernels_.run(call);
   for (size_t o = 0; o < made.size() && o < i.out.size(); ++o)
     if (i.out[o] != kNone) write(d, i.out[o], std::move(made[o]));
@@ -279,7 +285,8 @@ void Walk::check_in_place(const Device& d, const Instruction& i, const work::Ker
         return a.output == static_cast<int>(o) && a.input == static_cast<int>(n);
       });
       const bool here = to == from;
-      const bool meets = to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
+      const bool meets =
+          to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
       const char* result = buffer(d, i.out[o]).name.c_str();
       if (alias != aliases.end() && alias->must && !here && to.bytes > 0)
         refuse("it works in place, and {} lies elsewhere than {}", result, buffer(d, i.in[n]).name);
@@ -384,7 +391,8 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
       e.in_dims.push_back(buffer(d, list[m]->in[k]).dims);
       e.out_dims.push_back(buffer(d, list[m]->out.at(k)).dims);
     }
-    const bool empty = std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
+    const bool empty =
+        std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
     results[k] = exchanged(ref_, e);
   }
@@ -398,8 +406,8 @@ bool Walk::are_rows(const std::vector<Held>& values) const {
   const auto partial = std::find_if(values.begin(), values.end(), [](const Held& v) { return !v->terms.whole(); });
   if (partial == values.end()) return false;
   const bool counted = values.size() > 1 && (*partial)->terms.counted();
-  return (counted || std::any_of(values.begin(), values.end(),
-                                 [&](const Held& v) { return !(v->terms == (*partial)->terms); })) &&
+  return (counted ||
+          std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); })) &&
          std::all_of(values.begin(), values.end(), [&](const Held& v) {
            return ref_.constant(v->tensor) || (v->tensor == (*partial)->tensor && !v->terms.whole());
          });

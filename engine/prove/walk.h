@@ -83,11 +83,11 @@ class Walk {
   Reference& ref_;
   Kernels kernels_;
   std::vector<Device> devices_;
-  std::vector<std::vector<int32_t>> part_of_;  // [group][device]: number of its part
-  std::map<std::pair<int32_t, int32_t>, Meeting> meetings_;  // by group and part
+  std::vector<std::vector<int32_t>> part_of_;                       // [group][device]: number of its part
+  std::map<std::pair<int32_t, int32_t>, Meeting> meetings_;         // by group and part
   std::map<std::array<int32_t, 3>, std::deque<Message>> channels_;  // by link, from, to
-  std::vector<int64_t> fetched_;  // elements of each output
-  std::vector<Held> reads_;       // of the instruction at hand
+  std::vector<int64_t> fetched_;                                    // elements of each output
+  std::vector<Held> reads_;                                         // of the instruction at hand
   At here_;
   int64_t walked_ = 0;
 };

@@ -2,8 +2,8 @@
 //
 //   fault_kit --damages 2000 --seed 1 --whale build/tools/whale/whale [--undamaged 500] [--json FILE] [--kind TEXT]
 //   [--precision f32|bf16|f16] [--keep FOLDER] [-v]
-//   fault_kit --damages 2000 --seed 1 --prove: asks the prover in the place of `whale verify`; a damage is caught when it
-//   is refuted, missed when it is proven, and "not compared" when there is no rule for something in the plan
+//   fault_kit --damages 2000 --seed 1 --prove: asks the prover in the place of `whale verify`; a damage is caught when
+//   it is refuted, missed when it is proven, and "not compared" when there is no rule for something in the plan
 //
 // A damage counts when the judge (judge.h) sees another result. The plan verifier is to refuse it, or `whale verify M
 // --plan P` to call it unequal: exit code 1 and nothing else. Code 3 says that nothing was compared, which is no catch;

@@ -19,8 +19,9 @@ using namespace whale;
 
 namespace {
 
-Plan plan_of(const Graph& graph, const std::string& devices, const std::string& strategy,
-             const std::function<void(CompileOptions&)>& more = [](CompileOptions&) {}) {
+Plan plan_of(
+    const Graph& graph, const std::string& devices, const std::string& strategy,
+    const std::function<void(CompileOptions&)>& more = [](CompileOptions&) {}) {
   CompileOptions options;
   options.strategy = strategy;
   more(options);
@@ -106,7 +107,8 @@ TEST_CASE("proof: plans of small models") {
     o.precision = Precision::kBFloat16, o.accumulation = 2;
   }));
   CHECK_MESSAGE(narrow.verdict == ProofVerdict::kProven, text(narrow));
-  const Proof exact = prove(plan_of(mlp, "null:2", "replica", [](CompileOptions& o) { o.exact = true, o.accumulation = 4; }));
+  const Proof exact =
+      prove(plan_of(mlp, "null:2", "replica", [](CompileOptions& o) { o.exact = true, o.accumulation = 4; }));
   CHECK_MESSAGE(exact.verdict == ProofVerdict::kProven, text(exact));
   CHECK(has(text(exact), "not part of the proof"));
 }
@@ -140,7 +142,7 @@ TEST_CASE("proof: damage is refuted, and said where") {
     }
   });
   refuted("another operand", [](Plan&, Program& p) {
-    for (Instruction* i : all_of(p, [](const Instruction& x) { return is_op(x, "relu_grad"); })) 
+    for (Instruction* i : all_of(p, [](const Instruction& x) { return is_op(x, "relu_grad"); }))
       std::swap(i->in[0], i->in[1]);
   });
   refuted("another decay", [](Plan&, Program& p) {
