@@ -12,6 +12,7 @@
 #include "plan/figures.h"
 #include "plan/in_float64.h"
 #include "ir/plan_options.h"
+#include "prove/prove.h"
 #include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT
@@ -294,6 +295,11 @@ whale_status* whale_plan_choices(const whale_plan* plan, whale_text* out) {
 whale_status* whale_plan_choices_json(const whale_plan* plan, whale_text* out) {
   return planned_again(
       plan, out, [](const Plan& p) { return choices_json(choices_of(p)); }, __func__);
+}
+
+whale_status* whale_plan_prove(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return to_json(prove(p)); }, __func__);
 }
 
 size_t whale_plan_device_count(const whale_plan* plan) { return plan == nullptr ? 0 : plan->plan->devices.size(); }

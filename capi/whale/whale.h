@@ -624,6 +624,10 @@ WHALE_API whale_status *whale_plan_reshards_json(const whale_plan *plan, whale_t
  * of variables; the price of the whole. Plans once more, as whale_plan_reshards does. */
 WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
 WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
+/* Is the plan equal to the one-device program of its source? Found without running it, of each entry (docs/proof.md): JSON with `verdict`
+ * ("proven", "refuted", "not covered": no rule for something in it, nothing is said) and `text`, lines for a person. A verdict is no error.
+ * Under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
+WHALE_API whale_status *whale_plan_prove(const whale_plan *plan, whale_text *out);
 /* The devices of a plan, in its order. */
 WHALE_API size_t whale_plan_device_count(const whale_plan *plan);
 WHALE_API whale_status *whale_plan_device(const whale_plan *plan, size_t index, whale_device *out);

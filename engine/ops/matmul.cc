@@ -128,6 +128,20 @@ TensorIds decompose_matmul(Graph& graph, const Op& given) {
   return {y};
 }
 
+// The product, and the sum of dy over all rows.
+TensorIds decompose_weight_grad(Graph& graph, const Op& given) {
+  const Op op = given;  // appending moves the graph's ops
+  if (!attr_bool(op.attrs, "bias")) return {};
+  Attrs attrs = op.attrs;
+  attrs["bias"] = false;
+  const OpId product = append_op(graph, op.code, op.inputs, attrs, op.scope);
+  Ints axes;
+  for (size_t d = 0; d + 1 < graph.tensor(op.inputs[1]).dims.size(); ++d) axes.push_back(static_cast<int64_t>(d));
+  const OpId sum = append_op(graph, OpCode::k_reduce_sum, {op.inputs[1]},
+                             {{"axes", axes}, {"out_dtype", attr_string(op.attrs, "out_dtype")}}, op.scope);
+  return {graph.op(product).outputs[0], graph.op(sum).outputs[0]};
+}
+
 Factors factors_weight_grad(const OpView& v) {
   Factors f;
   const Dims &a = in_dims(v, 0), &dy = in_dims(v, 1);
@@ -241,6 +255,7 @@ const OpDef op_def_matmul_weight_grad = {
     .cost = cost_weight_grad,
     .aliases = {},
     .flags = kInternal,
+    .decompose = decompose_weight_grad,
 };
 
 }  // namespace whale

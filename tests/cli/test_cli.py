@@ -91,6 +91,19 @@ def test_inspect_levels(files):
     assert json.loads(whale("inspect", files / "gpt.whale", "--json"))["name"] == "gpt"
 
 
+def test_prove(files, tmp_path):
+    told = whale("prove", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)")
+    assert told.splitlines()[-1] == "proven"
+    plan = tmp_path / "gpt.plan"
+    assert "proven" in subprocess.run([WHALE, "plan", files / "gpt.whale", "--devices", "null:2", "--prove", "-o", plan],
+                                      capture_output=True, text=True, check=True).stderr
+    proof = json.loads(whale("prove", plan, "--json"))
+    assert proof["verdict"] == "proven" and [e["entry"] for e in proof["entries"]] == ["train", "eval"]
+    assert wh.Plan.load(str(plan)).prove() == proof
+    # Adasum has no rule: that is said, and nothing else.
+    assert subprocess.run([WHALE, "prove", files / "mlp.whale", "--devices", "null:2", "--adasum"], capture_output=True).returncode == 3
+
+
 def test_reshards(files):
     plan = ("plan", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--reshards")
     table, rows = whale(*plan), json.loads(whale(*plan, "--json"))

@@ -2,6 +2,8 @@
 //
 //   fault_kit --damages 2000 --seed 1 --whale build/tools/whale/whale [--undamaged 500] [--json FILE] [--kind TEXT]
 //   [--precision f32|bf16|f16] [--keep FOLDER] [-v]
+//   fault_kit --damages 2000 --seed 1 --prove: asks the prover in the place of `whale verify`; a damage is caught when
+//   it is refuted, missed when it is proven, and "not compared" when there is no rule for something in the plan
 //
 // A damage counts when the judge (judge.h) sees another result. The plan verifier is to refuse it, or `whale verify M
 // --plan P` to call it unequal: exit code 1 and nothing else. Code 3 says that nothing was compared, which is no catch;
@@ -29,6 +31,7 @@
 #include "judge.h"
 #include "own_programs.h"
 #include "plan_case.h"
+#include "prove/prove.h"
 #include "races.h"
 #include "schema/graph_file.h"
 
@@ -55,7 +58,8 @@ std::string machine() {
 struct Arguments {
   int64_t damages = 200, undamaged = 0, seed = 1;
   std::string whale, json, kind, keep, precision = "f64";
-  bool verbose = false;
+  bool verbose = false, prove = false;
+  bool asks() const { return prove || !whale.empty(); }
 };
 
 // A plan to damage, with what it makes of its variables.
@@ -102,7 +106,21 @@ struct Answered {
   std::string text;
 };
 
+Answered ask_prover(const Plan& plan) {
+  const Proof proof = prove(plan);
+  switch (proof.verdict) {
+    case ProofVerdict::kProven: return {Answer::kEqual, text(proof)};
+    case ProofVerdict::kRefuted: return {Answer::kUnequal, text(proof)};
+    case ProofVerdict::kNotCovered: return {Answer::kNotCompared, text(proof)};
+  }
+  return {};
+}
+
 Answered ask(const Arguments& a, const Folder& folder, const Graph& graph, const Plan& plan) {
+  if (a.prove) {
+    folder.write("m.whale", serialize(graph)), folder.write("p.plan", serialize(plan));
+    return ask_prover(plan);
+  }
   const std::string m = folder.write("m.whale", serialize(graph)), p = folder.write("p.plan", serialize(plan));
   const std::string told = folder.write("told", {});
   const std::string command =
@@ -272,7 +290,7 @@ class Kit {
       case Judgement::kDiffers: break;
     }
     ++row.counted;
-    if (a_.whale.empty()) {
+    if (!a_.asks()) {
       if (a_.verbose || faults_[f].by == Catcher::kVerifier) say(g, f, word, "not refused", found.text);
       return true;
     }
@@ -322,8 +340,8 @@ class Kit {
       const bool low =
           r.due() - r.noticed() > 1 && static_cast<double>(r.noticed()) < kOfKind * static_cast<double>(r.due());
       const bool late = faults_[f].by == Catcher::kVerifier && r.counted > 0;
-      below += (!a_.whale.empty() && low) || late;
-      races += a_.whale.empty() ? r.missed : 0;
+      below += (a_.asks() && low) || late;
+      races += !a_.asks() ? r.missed : 0;
       print_row(faults_[f].kind, r, r.failed ? "  FAILURES" : late ? "  NOT REFUSED" : low ? "  LOW" : "");
       kinds.push_back({{"kind", faults_[f].kind},
                        {"group", faults_[f].group},
@@ -346,7 +364,7 @@ class Kit {
     const double caught = numbers_due > 0 ? static_cast<double>(all.caught) / numbers_due : 1;
     std::printf("\n%lld damages of %lld plans, %zu kinds: ", static_cast<long long>(all.planted),
                 static_cast<long long>(plans_), faults_.size());
-    if (a_.whale.empty())
+    if (!a_.asks())
       std::printf("%lld refused, %lld run and count (whale verify was not asked)\n",
                   static_cast<long long>(all.refused), static_cast<long long>(all.counted));
     else
@@ -377,7 +395,7 @@ class Kit {
     }
     // Without the comparison of numbers: nothing crashes, nothing that was not damaged is refused, and what is the plan
     // verifier's does not run.
-    const bool numbers = a_.whale.empty() || (noticed >= kOfAll && caught >= kOfAll);
+    const bool numbers = !a_.asks() || (noticed >= kOfAll && caught >= kOfAll);
     const bool good = below == 0 && races == 0 && numbers && alarms_ == 0 && all.failed == 0;
     std::printf("%d passed, %d failed\n", good, !good);
     return good ? 0 : 1;
@@ -413,6 +431,7 @@ int main(int count, char** texts) {
   app.add_option("--kind", a.kind);
   app.add_option("--precision", a.precision);
   app.add_option("--keep", a.keep);
+  app.add_flag("--prove", a.prove);
   app.add_flag("-v", a.verbose);
   CLI11_PARSE(app, count, texts);
   try {

@@ -18,7 +18,8 @@ CLI::Validator loss_scale();
 
 void add_model(CLI::App& app);
 void add_inspect(CLI::App& app);
-void add_plan(CLI::App& app);
+void add_plan(CLI::App& app, int& exit_code);
+void add_prove(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app);

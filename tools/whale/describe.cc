@@ -8,6 +8,7 @@
 #include "file.h"
 #include "flight.h"
 #include "models.h"
+#include "prove.h"
 #include "runner.h"
 
 namespace tool {
@@ -226,12 +227,12 @@ void add_ranks_option(CLI::App& command, SessionArguments& a) {
       ->check(whole(1, 4096));
 }
 
-void add_plan(CLI::App& app) {
+void add_plan(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("plan", "plan a model for devices");
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    bool all = false, reshards = false, choices = false, estimate = false, json = false;
+    bool all = false, reshards = false, choices = false, estimate = false, json = false, prove = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
@@ -262,8 +263,12 @@ void add_plan(CLI::App& app) {
       ->excludes("--choices")
       ->excludes("--output");
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
+  command
+      ->add_flag("--prove", state->prove,
+                 "prove it equal to the program on one device, as `whale prove` does, and end as that does")
+      ->excludes("--estimate");
   add_plan_options(*command, state->arguments);
-  command->callback([state] {
+  command->callback([state, &exit_code] {
     if (!state->out.empty()) check_target(state->out, "--output", {state->path});
     const Engine engine = make_engine(state->arguments.init_dir);
     if (state->estimate) {
@@ -281,6 +286,7 @@ void add_plan(CLI::App& app) {
                          : state->all     ? text(whale_plan_print, p)
                                           : text(whale_plan_summary, p))
                             .c_str());
+    if (state->prove) exit_code = print_proof(p, false, stderr);
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));
     std::fprintf(stderr, "wrote %s\n", state->out.c_str());

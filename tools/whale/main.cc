@@ -165,9 +165,10 @@ int run(int all, char** argv) {
   });
   add_model(app);
   add_inspect(app);
-  add_plan(app);
+  add_plan(app, exit_code);
   add_run(app, exit_code);
   add_verify(app, exit_code);
+  add_prove(app, exit_code);
   add_bench(app);
   add_devices(app);
   add_launch(app, program, exit_code);

@@ -100,6 +100,14 @@ class Plan:
         cost model, nothing beside anything. Ops of repeated blocks are one row."""
         return renamed.report(take_text(lib.whale_plan_choices_json, self._handle.pointer))
 
+    def prove(self) -> dict:
+        """Whether the plan is equal to the one-device program of its source, found without running it (docs/proof.md).
+
+        ``verdict``: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); ``text``: lines for
+        a person; ``entries``: of each ``entry``, ``batch``, ``verdict``, ``what`` is proven or was expected and found, ``at`` which
+        instruction, ``path``: who made what it reads."""
+        return json.loads(take_text(lib.whale_plan_prove, self._handle.pointer))
+
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
         bits. What a plan in float32 or 16 bits computes wrongly, this one does too, and no rounding hides it. Float inputs take

@@ -1,0 +1,97 @@
+#include "prove/collective.h"
+
+#include "prove/kernel.h"
+
+namespace whale::proof {
+namespace {
+
+// All terms of all members.
+Held combined(Reference& ref, const Exchange& e) {
+  Held first;
+  Value out;
+  for (size_t m = 0; m < e.in.size(); ++m) {
+    const Value& v = *e.in[m];
+    if (const double* c = ref.constant(v.tensor); c && is_neutral(name_of(e.work->combine), *c)) continue;
+    if (!first) {
+      first = e.in[m], out = v;
+      if (!v.terms.whole() && v.combine != e.work->combine)
+        refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
+               name_of(e.work->combine));
+      continue;
+    }
+    if (v.tensor != first->tensor || !same(v.region, first->region) || v.dtype != first->dtype)
+      refuse("member {} has {}, member 0 has {}", m, describe(ref, v), describe(ref, *first));
+    if (v.terms.whole() || out.terms.whole())
+      refuse("{} is added to {}: one of them has all terms already", describe(ref, v), describe(ref, out));
+    if (v.combine != e.work->combine)
+      refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
+             name_of(e.work->combine));
+    if (const TensorId twice = out.terms.join(v.terms); twice != kNone) {
+      if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
+      refuse("terms of {} are added twice: member {} has {}, members before it {}", ref.name(twice), m,
+             describe(ref, v), describe(ref, out));
+    }
+  }
+  if (!first) return e.in[0];
+  return std::make_shared<const Value>(std::move(out));
+}
+
+Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
+  if (ref.constant(e.in[0]->tensor) &&
+      std::all_of(e.in.begin(), e.in.end(), [&](const Held& v) { return v->tensor == e.in[0]->tensor; })) {
+    Value out = *e.in[0];
+    out.region = Region({Digit{element_count(whole), Set::first(element_count(whole)), true}});
+    return std::make_shared<const Value>(std::move(out));
+  }
+  // Along the sub-axis alone: the outer, extent and inner of the flat local tensor.
+  int64_t outer = cuts.sub_axis.outer, inner = cuts.sub_axis.inner;
+  const auto dim = static_cast<size_t>(cuts.sub_axis.dim);
+  for (size_t d = 0; d < dim; ++d) outer *= whole[d];
+  for (size_t d = dim + 1; d < whole.size(); ++d) inner *= whole[d];
+  const int64_t extent = element_count(whole) / (outer * inner);
+  std::vector<Piece> pieces;
+  for (size_t m = 0; m < e.in.size(); ++m) {
+    const Interval at = cuts.cuts.at(m);
+    if (at.size() > 0) pieces.push_back({e.in[m], {{0, outer}, at, {0, inner}}});
+  }
+  return joined(pieces, {outer, extent, inner});
+}
+
+Held part(Reference& ref, const Held& all, const SubAxisCuts& cuts, const Dims& local, size_t member) {
+  const auto region = all->region.cut(local, cuts.sub_axis, cuts.cuts.at(member));
+  if (!region) no_rule("a part of {}", describe(ref, *all));
+  Value out = *all;
+  out.region = *region;
+  return std::make_shared<const Value>(std::move(out));
+}
+
+}  // namespace
+
+std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
+  const size_t n = e.in.size();
+  std::vector<Held> out(n);
+  switch (e.work->op) {
+    case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, e));
+    case OpCode::k_all_gather: return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));
+    case OpCode::k_reduce_scatter: {
+      const Held all = combined(ref, e);
+      for (size_t m = 0; m < n; ++m) out[m] = part(ref, all, e.work->cuts.at(e.operand), e.in_dims[0], m);
+      return out;
+    }
+    case OpCode::k_all_to_all: {
+      const SubAxisCuts& cuts = e.work->cuts.at(0);
+      Dims whole = e.in_dims[0];
+      const auto dim = static_cast<size_t>(cuts.sub_axis.dim);
+      whole[dim] = cuts.sub_axis.outer * cuts.cuts.back().end * cuts.sub_axis.inner;
+      const Held all = gathered(ref, e, cuts, whole);
+      for (size_t m = 0; m < n; ++m) out[m] = part(ref, all, e.work->to, whole, m);
+      return out;
+    }
+    case OpCode::k_shift:
+      for (size_t m = 0; m < n; ++m) out[m] = e.in[(m + n - 1) % n];
+      return out;
+    default: no_rule("{}", def(e.work->op).name);
+  }
+}
+
+}  // namespace whale::proof

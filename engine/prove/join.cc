@@ -1,0 +1,49 @@
+#include "prove/join.h"
+
+namespace whale::proof {
+
+std::optional<Region> box_of(const Region& region, const Dims& local, const std::vector<Interval>& at) {
+  std::optional<Region> out = region;
+  Dims dims = local;
+  for (size_t d = 0; d < dims.size() && out; ++d) {
+    out = out->cut(dims, SubAxis{static_cast<int>(d), 1, 1}, at[d]);
+    dims[d] = at[d].size();
+  }
+  return out;
+}
+
+Held joined(const std::vector<Piece>& pieces, const Dims& local) {
+  if (pieces.empty()) refuse("nothing is put together for {}", to_string(local));
+  const Value& first = *pieces[0].value;
+  std::vector<Region> regions;
+  int64_t elements = 0;
+  for (const Piece& p : pieces) {
+    const Value& v = *p.value;
+    if (v.tensor != first.tensor || v.dtype != first.dtype)
+      refuse("parts of two tensors are put together, {} and {}", v.tensor, first.tensor);
+    if (!(v.terms == first.terms) || (!v.terms.whole() && v.combine != first.combine))
+      refuse("parts with unlike terms are put together");
+    regions.push_back(v.region);
+    elements += v.region.size();
+  }
+  if (elements != element_count(local))
+    refuse("parts of {} elements are put together for {}", elements, to_string(local));
+  int64_t before = 1;
+  for (size_t d = 0; d < local.size() && pieces[0].at[d] == Interval{0, local[d]}; ++d) before *= local[d];
+  const auto all = hull(regions, before, elements);
+  if (!all) no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
+  if (all->size() != elements)
+    refuse("parts {} and {} are put together, which leave something out or have it twice", to_string(regions[0]),
+           to_string(regions.back()));
+  for (const Piece& p : pieces) {
+    const auto part = box_of(*all, local, p.at);
+    if (!part) no_rule("a part of {}", to_string(*all));
+    if (!same(*part, p.value->region))
+      refuse("where {} belongs, {} is put", to_string(*part), to_string(p.value->region));
+  }
+  Value out = first;
+  out.region = *all;
+  return std::make_shared<const Value>(std::move(out));
+}
+
+}  // namespace whale::proof

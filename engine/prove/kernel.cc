@@ -1,0 +1,821 @@
+#include "prove/kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "ops/fused.h"
+#include "prove/join.h"
+
+namespace whale::proof {
+namespace {
+
+std::string text_of(const Reference& ref, const Terms& terms) {
+  std::string out;
+  for (const Summand& s : terms.summands()) {
+    out += out.empty() ? "" : " and ";
+    out += "of " + ref.name(s.tensor) + ":";
+    for (const TermBox& box : s.boxes) {
+      std::string each;
+      for (const FactorSet& f : box)
+        each += fmt::format("{}{} {}", each.empty() ? "" : " x ", ref.graph().op(f.key.op).name, to_string(f.set));
+      out += " " + (each.empty() ? "all" : each);
+    }
+  }
+  return out;
+}
+
+bool equal_floats(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+bool equal(const Attr& a, const Attr& b) {
+  const auto *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
+  return x && y ? equal_floats(*x, *y) : a == b;
+}
+
+// A product's leading dimensions may be one: rows of a matrix.
+bool same_rows(const Op& op, const Dims& a, const Dims& b) {
+  if (of_each_element(op)) return element_count(a) == element_count(b);
+  if (a == b || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
+  return a.back() == b.back() && element_count(a) == element_count(b);
+}
+
+// Ops that combine two values as collectives combine many.
+constexpr std::pair<OpCode, Combine> kPairs[] = {{OpCode::k_add, Combine::kSum},
+                                                 {OpCode::k_maximum, Combine::kMax},
+                                                 {OpCode::k_minimum, Combine::kMin},
+                                                 {OpCode::k_logaddexp, Combine::kLogSumExp}};
+
+// Terms of one tensor on both sides, which the one-device program combines within an op.
+std::optional<Combine> combines_terms(const KernelCall& call) {
+  for (const auto& [code, combine] : kPairs) {
+    if (call.code != code) continue;
+    const Value &a = *call.in.at(0).value, &b = *call.in.at(1).value;
+    if (a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole()) return combine;
+  }
+  return {};
+}
+
+// What a plan may have and its one-device program not, made of ops that programs have too.
+bool is_of_plans(OpCode code) {
+  constexpr OpCode kOwn[] = {OpCode::k_add,     OpCode::k_cast,    OpCode::k_concat, OpCode::k_logaddexp,
+                             OpCode::k_maximum, OpCode::k_minimum, OpCode::k_slice};
+  return has_flag(code, kInternal) || std::find(std::begin(kOwn), std::end(kOwn), code) != std::end(kOwn);
+}
+
+// The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
+int group_of(const std::vector<Factor>& list, size_t operand, bool input) {
+  for (size_t f = 0; f < list.size(); ++f) {
+    const std::vector<int>& of = input ? list[f].group.inputs : list[f].group.outputs;
+    if (list[f].group.rows && std::find(of.begin(), of.end(), static_cast<int>(operand)) != of.end())
+      return static_cast<int>(f);
+  }
+  return -1;
+}
+
+// The positions of a dimension that a box says.
+Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local) {
+  std::optional<Set> out;
+  const auto cut = [&](const SubAxis& s, Interval part) {
+    const auto rows = places_of(s.outer, extent / (s.outer * s.inner), s.inner, Set(part));
+    if (!rows) no_rule("a box of many parts");
+    Set both;
+    const Set before = out ? *out : Set::first(extent);
+    for (const Interval& a : before.runs())
+      for (const Interval& b : rows->runs()) both.append({std::max(a.begin, b.begin), std::min(a.end, b.end)});
+    out = std::move(both);
+  };
+  if (box.batch.present() && box.batch.dim == static_cast<int>(dim)) cut(box.batch, samples);
+  for (const BoxCut& c : box.cuts)
+    if (c.sub_axis.dim == static_cast<int>(dim)) cut(c.sub_axis, {c.begin, c.begin + c.size});
+  if (!out || box.origin[dim]) out = Set(Interval{box.origin[dim], box.origin[dim] + local});
+  return *out;
+}
+
+}  // namespace
+
+std::string describe(const Reference& ref, const Value& v) {
+  std::string out = ref.name(v.tensor);
+  if (!v.region.is_whole()) out += " " + to_string(v.region);
+  if (!v.terms.whole()) out += fmt::format(" with terms {}", text_of(ref, v.terms));
+  return out;
+}
+
+const Kernels::Shape& Kernels::shape_of(OpId id) {
+  const auto [at, added] = shapes_.try_emplace(id);
+  Shape& shape = at->second;
+  if (!added) return shape;
+  const Op& op = ref_.graph().op(id);
+  shape.factors = &ref_.factors(op);
+  const auto lay_out = [&](TensorId tensor, size_t operand, bool input) {
+    Layout out;
+    if (tensor == kNone) return out;
+    const Dims& dims = ref_.tensor(tensor).dims;
+    for (size_t d = 0; d < dims.size(); ++d) {
+      std::vector<int64_t> bounds{1, dims[d]};
+      struct Own {
+        int64_t outer, end;
+        int factor;
+      };
+      std::vector<Own> own;
+      for (size_t f = 0; f < shape.factors->list.size(); ++f) {
+        const Factor& factor = shape.factors->list[f];
+        const auto& list = input ? factor.inputs : factor.outputs;
+        if (operand >= list.size() || !list[operand].present() || list[operand].dim != static_cast<int>(d)) continue;
+        const SubAxis& s = list[operand];
+        const int64_t end = dims[d] / s.inner;
+        own.push_back({s.outer, end, static_cast<int>(f)});
+        bounds.push_back(s.outer), bounds.push_back(end);
+      }
+      std::sort(bounds.begin(), bounds.end());
+      bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
+      for (size_t b = 0; b + 1 < bounds.size(); ++b) {
+        if (bounds[b + 1] % bounds[b]) no_rule("the factors of {} overlap", op.name);
+        int owner = -1;
+        for (const Own& o : own)
+          if (o.outer <= bounds[b] && bounds[b + 1] <= o.end) {
+            if (owner >= 0 || o.outer != bounds[b] || o.end != bounds[b + 1])
+              no_rule("the factors of {} overlap", op.name);
+            owner = o.factor;
+          }
+        out.digits.push_back(bounds[b + 1] / bounds[b]), out.owner.push_back(owner);
+        out.dim.push_back(static_cast<int>(d));
+      }
+    }
+    return out;
+  };
+  for (size_t i = 0; i < op.inputs.size(); ++i) shape.in.push_back(lay_out(op.inputs[i], i, true));
+  for (size_t o = 0; o < op.outputs.size(); ++o) shape.out.push_back(lay_out(op.outputs[o], o, false));
+  return shape;
+}
+
+std::vector<Value> Kernels::run(const KernelCall& call) {
+  const OpDef& d = def(call.code);
+  const bool updates_many = d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic;
+  for (const Operand& o : call.in)
+    if (o.value != nullptr && o.value->region.size() == 0 && !updates_many && call.code != OpCode::k_concat)
+      no_rule("{} reads a tensor without elements", call.name);
+  if (call.code == OpCode::k_fused) return fused(call);
+  if (call.code == OpCode::k_accumulate) {
+    const std::string& combine = attr_string(call.attrs, "combine");
+    return accumulate(call, combine.empty() ? "sum" : combine);
+  }
+  if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
+  if (call.code == OpCode::k_cast) {
+    const Value& x = *call.in.at(0).value;
+    const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
+    if (x.dtype != own && to == own && x.dtype == accumulate_dtype(own)) {
+      if (!x.terms.whole()) refuse("{} is rounded before all terms are there", describe(ref_, x));
+      Value out = x;
+      out.dtype = to;
+      return {out};
+    }
+  }
+  const bool copies = call.code == OpCode::k_stop_gradient ||
+                      (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
+  if (copies) return {*call.in.at(0).value};
+  if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
+  if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
+  if (updates_many) return updates(call);
+  if (d.decompose) {
+    Graph scratch;
+    Op op{.code = call.code,
+          .name = call.name,
+          .inputs = {},
+          .outputs = {},
+          .attrs = call.attrs,
+          .key = call.key,
+          .location = {}};
+    const auto tensor = [&](const Dims& dims, DType dtype) {
+      scratch.tensors.push_back({.name = std::to_string(scratch.tensors.size()), .dtype = dtype, .dims = dims});
+      return static_cast<TensorId>(scratch.tensors.size() - 1);
+    };
+    for (const Operand& o : call.in) op.inputs.push_back(o.value ? tensor(o.local, o.value->dtype) : kNone);
+    for (const Result& r : call.out) op.outputs.push_back(tensor(r.local, r.dtype));
+    TensorIds results;
+    try {
+      results = smaller_form(scratch, op);
+    } catch (const Error& e) {
+      refuse("{}", e.message());
+    }
+    if (!results.empty()) return parts(call, scratch, results);
+  }
+  return one(call);
+}
+
+std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, const TensorIds& results) {
+  std::vector<std::optional<Value>> made(scratch.tensors.size());
+  size_t next = 0;
+  for (const Operand& o : call.in)
+    if (o.value) made[next++] = *o.value;
+  for (const Op& op : scratch.ops) {
+    KernelCall step{
+        .code = op.code, .attrs = op.attrs, .key = op.key, .box = call.box, .samples = call.samples, .name = call.name};
+    for (const TensorId id : op.inputs) {
+      if (id == kNone) {
+        step.in.emplace_back();
+        continue;
+      }
+      step.in.push_back({&*made[static_cast<size_t>(id)], scratch.tensor(id).dims});
+    }
+    for (const TensorId id : op.outputs) step.out.push_back({scratch.tensor(id).dims, scratch.tensor(id).dtype});
+    std::vector<Value> values = run(step);
+    for (size_t k = 0; k < values.size(); ++k) made[static_cast<size_t>(op.outputs[k])] = std::move(values[k]);
+  }
+  std::vector<Value> out;
+  for (const TensorId id : results) out.push_back(*made[static_cast<size_t>(id)]);
+  return out;
+}
+
+std::vector<Value> Kernels::fused(const KernelCall& call) {
+  const FusedBody body = decode(call.attrs, static_cast<int>(call.in.size()));
+  std::vector<Value> made;
+  std::vector<Dims> local;
+  made.reserve(body.steps.size());
+  const auto n = static_cast<int>(call.in.size());
+  for (const FusedStep& step : body.steps) {
+    KernelCall each{.code = step.code, .key = step.key, .box = call.box, .samples = call.samples, .name = call.name};
+    Dims dims;
+    for (const int o : step.operands) {
+      each.in.push_back(o < n ? call.in[static_cast<size_t>(o)]
+                              : Operand{&made[static_cast<size_t>(o - n)], local[static_cast<size_t>(o - n)]});
+      dims = broadcast_dims(dims, each.in.back().local);
+    }
+    if (step.code == OpCode::k_cast) each.attrs["dtype"] = std::string(name_of(step.dtype));
+    if (has_flag(step.code, kRandom)) {
+      each.attrs["rate"] = step.value;
+      each.attrs["key"] = static_cast<int64_t>(step.key);
+    }
+    each.attrs = complete_attrs(def(step.code), std::move(each.attrs));
+    each.out = {{dims, step.dtype}};
+    made.push_back(std::move(run(each).at(0)));
+    local.push_back(std::move(dims));
+  }
+  std::vector<Value> out;
+  for (const int r : body.results) out.push_back(made[static_cast<size_t>(r - n)]);
+  return out;
+}
+
+// One update a tuple.
+std::vector<Value> Kernels::updates(const KernelCall& call) {
+  const std::vector<OpId>& known = ref_.ops_of(call.code);
+  if (known.empty()) refuse("the one-device program has no {}", def(call.code).name);
+  const Op& like = ref_.graph().op(known[0]);
+  const size_t first = def(call.code).inputs.size() - 1, width = like.inputs.size() - first, per = like.outputs.size();
+  if (width == 0 || (call.in.size() - first) % width)
+    refuse("{} operands, where {} a parameter were expected", call.in.size(), width);
+  const size_t count = (call.in.size() - first) / width;
+  if (call.out.size() != count * per) refuse("{} results, {} expected", call.out.size(), count * per);
+  const Ints& decays = attr_ints(call.attrs, "decays");
+  if (!decays.empty() && decays.size() != count) refuse("{} entries of decays, {} expected", decays.size(), count);
+  std::vector<Value> out;
+  for (size_t t = 0; t < count; ++t) {
+    KernelCall each = call;
+    each.in.assign(call.in.begin(), call.in.begin() + static_cast<std::ptrdiff_t>(first));
+    each.out.clear();
+    for (size_t k = 0; k < width; ++k) each.in.push_back(call.in[first + t * width + k]);
+    for (size_t k = 0; k < per; ++k) each.out.push_back(call.out[t * per + k]);
+    if (!decays.empty()) each.attrs["decays"] = Ints{decays[t]};
+    if (std::any_of(each.out.begin(), each.out.end(), [](const Result& r) { return element_count(r.local) == 0; })) {
+      out.resize(out.size() + per);  // nothing is here of this one
+      continue;
+    }
+    std::vector<Value> values = one(each);
+    out.insert(out.end(), values.begin(), values.end());
+  }
+  return out;
+}
+
+std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view combine) {
+  const Value &sum = *call.in.at(0).value, &x = *call.in.at(1).value;
+  if (call.in[0].local != call.in[1].local)
+    refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
+  Value out = x;
+  out.dtype = sum.dtype;
+  if (const double* c = ref_.constant(sum.tensor)) {
+    if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
+    if (!x.terms.whole() && combine != name_of(x.combine))
+      refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
+    return {out};
+  }
+  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
+  if (sum.tensor != x.tensor) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
+  if (!same(sum.region, x.region)) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
+  if (sum.terms.whole() || x.terms.whole())
+    refuse("it adds {} to {}: one of them is the whole sum already", describe(ref_, x), describe(ref_, sum));
+  if (sum.combine != x.combine || combine != name_of(x.combine))
+    refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
+  out.terms = sum.terms;
+  if (const TensorId twice = out.terms.join(x.terms); twice != kNone) {
+    if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
+    refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
+  }
+  return {out};
+}
+
+std::vector<Value> Kernels::slice(const KernelCall& call) {
+  const Operand& x = call.in.at(0);
+  const Ints& given = attr_ints(call.attrs, "sub_axis");
+  const SubAxis s{static_cast<int>(given.at(0)), given.at(1), given.at(2)};
+  const auto part = x.value->region.cut(x.local, s, {attr_int(call.attrs, "begin"), attr_int(call.attrs, "end")});
+  if (!part) no_rule("a slice of {}", describe(ref_, *x.value));
+  Value out = *x.value;
+  out.region = *part;
+  return {out};
+}
+
+std::vector<Value> Kernels::one(const KernelCall& call) {
+  TensorIds roots;
+  for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
+  const std::vector<OpId>* found = ref_.find(call.code, roots);
+  std::optional<KernelCall> turned;  // a sum is the same in any order
+  if (!found && call.code == OpCode::k_add) {
+    turned = call;
+    std::swap(turned->in[0], turned->in[1]);
+    std::swap(roots[0], roots[1]);
+    found = ref_.find(call.code, roots);
+  }
+  if (!found) {
+    if (std::vector<Value> none = zeros(call); !none.empty()) return none;
+    if (auto made = with_zeros(call)) return *made;
+    if (auto made = part_of_one(call)) return {*made};
+    if (call.code == OpCode::k_add)
+      for (const size_t i : {size_t{0}, size_t{1}})
+        if (const double* c = ref_.constant(call.in[i].value->tensor);
+            c && *c == 0 && call.in[0].local == call.in[1].local)
+          return {*call.in[1 - i].value};
+    if (ref_.ops_of(call.code).empty()) {
+      const bool own = is_of_plans(call.code) && !(call.code == OpCode::k_cast && casts_are_programs_);
+      if (own) no_rule("{}, which the one-device program does not have", def(call.code).name);
+      refuse("{}, which the one-device program does not have", def(call.code).name);
+    }
+    refuse("{}", unlike(call));
+  }
+  std::optional<Stop> last;
+  for (const OpId op : *found) try {
+      return match(turned ? *turned : call, op);
+    } catch (Stop& stop) {
+      // What the op of that name asks for says the most.
+      if (!last || ref_.graph().op(op).name == call.name) last = std::move(stop);
+    }
+  if (std::vector<Value> none = zeros(call); !none.empty()) return none;
+  if (auto made = with_zeros(call)) return *made;
+  throw *last;
+}
+
+// A sum of no terms is zero, and so is what is linear in it.
+std::vector<Value> Kernels::zeros(const KernelCall& call) {
+  const OpDef& d = def(call.code);
+  if (!d.factors) return {};
+  OpView view{call.code, &call.attrs, {}, {}, {}};
+  std::vector<char> zero;
+  for (const Operand& o : call.in) {
+    view.present.push_back(o.value != nullptr);
+    view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
+    const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
+    zero.push_back(c && *c == 0);
+    if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
+  }
+  for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
+  const Factors factors = d.factors(view);
+  const bool linear = std::any_of(factors.linear.begin(), factors.linear.end(), [&](const std::vector<int>& set) {
+    return !set.empty() && std::all_of(set.begin(), set.end(), [&](int i) { return zero[static_cast<size_t>(i)]; });
+  });
+  std::vector<Value> out;
+  for (const Result& r : call.out)
+    if (linear) out.push_back(constant(r, 0));
+  return out;
+}
+
+// Zero in the place of a sum is that sum without any of its terms.
+std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call) {
+  const auto zero = [&](size_t i) {
+    const double* c = call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr;
+    return c && *c == 0;
+  };
+  std::vector<OpId> fit;
+  for (const OpId id : ref_.ops_of(call.code)) {
+    const Op& op = ref_.graph().op(id);
+    bool fits = op.inputs.size() == call.in.size(), any = false;
+    for (size_t i = 0; fits && i < op.inputs.size(); ++i) {
+      const TensorId root = ref_.root(op.inputs[i]);
+      if ((call.in[i].value ? call.in[i].value->tensor : kNone) == root) continue;
+      fits = root != kNone && zero(i) && call.in[i].value->dtype == ref_.tensor(root).dtype;
+      any = true;
+    }
+    if (fits && any) fit.insert(op.name == call.name ? fit.begin() : fit.end(), id);
+  }
+  for (const OpId id : fit) {
+    const Op& op = ref_.graph().op(id);
+    std::vector<Value> instead(call.in.size());
+    KernelCall with = call;
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (!call.in[i].value || call.in[i].value->tensor == ref_.root(op.inputs[i])) continue;
+      instead[i] = *call.in[i].value;
+      instead[i].tensor = ref_.root(op.inputs[i]);
+      instead[i].terms = Terms::none(instead[i].tensor);
+      const Dims& dims = ref_.tensor(op.inputs[i]).dims;
+      std::vector<Digit> digits;
+      for (size_t d = 0; d < dims.size() && d < call.in[i].local.size(); ++d)
+        digits.push_back({dims[d], Set::first(call.in[i].local[d]), true});
+      instead[i].region = Region(std::move(digits));
+      with.in[i].value = &instead[i];
+    }
+    try {
+      return match(with, id);
+    } catch (const Stop&) {  // another one may fit
+    }
+  }
+  return {};
+}
+
+// A piece of a tensor, or pieces put together again: the plan's own, since the one-device program makes it whole.
+std::optional<Value> Kernels::part_of_one(const KernelCall& call) {
+  if (call.code == OpCode::k_slice) {
+    const Ints &starts = attr_ints(call.attrs, "starts"), &limits = attr_ints(call.attrs, "limits"),
+               &strides = attr_ints(call.attrs, "strides");
+    if (std::any_of(strides.begin(), strides.end(), [](int64_t s) { return s != 1; })) return {};
+    std::vector<Interval> at;
+    for (size_t d = 0; d < call.in.at(0).local.size(); ++d) at.push_back({starts.at(d), limits.at(d)});
+    const auto region = box_of(call.in[0].value->region, call.in[0].local, at);
+    if (!region) return {};
+    Value out = *call.in[0].value;
+    out.region = *region;
+    return out;
+  }
+  if (call.code != OpCode::k_concat) return {};
+  const auto axis = static_cast<size_t>(attr_int(call.attrs, "axis"));
+  const Dims& local = call.out.at(0).local;
+  std::vector<Piece> pieces;
+  int64_t begin = 0;
+  for (const Operand& o : call.in) {
+    if (o.value && element_count(o.local) == 0) continue;
+    if (!o.value || axis >= o.local.size() || o.value->tensor != call.in[0].value->tensor) return {};
+    std::vector<Interval> at;
+    for (size_t d = 0; d < local.size(); ++d) at.push_back({0, local[d]});
+    at[axis] = {begin, begin + o.local[axis]};
+    begin += o.local[axis];
+    pieces.push_back({std::make_shared<const Value>(*o.value), std::move(at)});
+  }
+  return *joined(pieces, local);
+}
+
+Value Kernels::constant(const Result& r, double value) {
+  Value v{.tensor = ref_.constant(r.dtype, value), .dtype = r.dtype};
+  std::vector<Digit> digits;
+  for (const int64_t n : r.local) digits.push_back({n, Set::first(n), true});
+  v.region = Region(std::move(digits));
+  return v;
+}
+
+std::string Kernels::unlike(const KernelCall& call) const {
+  const Op* best = nullptr;
+  size_t most = 0;
+  for (const OpId id : ref_.ops_of(call.code)) {
+    const Op& op = ref_.graph().op(id);
+    size_t alike = op.name == call.name ? 100 : 1;
+    for (size_t i = 0; i < op.inputs.size() && i < call.in.size(); ++i)
+      alike += (call.in[i].value ? call.in[i].value->tensor : kNone) == ref_.root(op.inputs[i]);
+    if (alike > most) most = alike, best = &op;
+  }
+  std::string out;
+  for (size_t i = 0; i < std::max(best->inputs.size(), call.in.size()); ++i) {
+    const TensorId want = i < best->inputs.size() ? ref_.root(best->inputs[i]) : kNone;
+    const Value* have = i < call.in.size() ? call.in[i].value : nullptr;
+    if ((have ? have->tensor : kNone) == want) continue;
+    out += fmt::format("{}{} as operand {}, found {}", out.empty() ? "" : "; ", ref_.name(want), i,
+                       have ? describe(ref_, *have) : "nothing");
+  }
+  return fmt::format("expected, as {} of the one-device program reads it, {}", best->name, out);
+}
+
+std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
+  const Op& op = ref_.graph().op(id);
+  const Shape& shape = shape_of(id);
+  const std::vector<Factor>& list = shape.factors->list;
+  if (call.out.size() > op.outputs.size())
+    refuse("it makes {} results, {} of the one-device program {}", call.out.size(), op.name, op.outputs.size());
+  if (has_flag(call.code, kRandom) && call.key != op.key)
+    refuse("random numbers of key {}, where {} of the one-device program has {}", call.key, op.name, op.key);
+
+  // Which positions of each factor.
+  std::vector<std::optional<Digit>> of(list.size());
+  const auto take = [&](int f, const Digit& d, size_t operand) {
+    std::optional<Digit>& mine = of[static_cast<size_t>(f)];
+    if (!mine || (mine->any && mine->set.size() == d.set.size())) {
+      mine = d;
+    } else if (d.any ? mine->set.size() != d.set.size() : !(mine->set == d.set)) {
+      refuse("operand {}, {}, is cut to {} along {}; other operands to {}", operand,
+             call.in[operand].value ? describe(ref_, *call.in[operand].value) : "absent", to_string(d.set),
+             list[static_cast<size_t>(f)].name, to_string(mine->set));
+    }
+  };
+  std::vector<size_t> partial;
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    const Value* v = call.in[i].value;
+    if (!v) continue;
+    const Tensor& whole = ref_.tensor(op.inputs[i]);
+    if (v->dtype != whole.dtype)
+      refuse("operand {}, {}, is {}; {} of the one-device program reads {}", i, describe(ref_, *v), name_of(v->dtype),
+             op.name, name_of(whole.dtype));
+    if (!v->terms.whole()) partial.push_back(i);
+    if (ref_.constant(v->tensor)) continue;
+    const auto digits = v->region.in(shape.in[i].digits);
+    if (!digits) no_rule("{} of operand {}, of {}", to_string(v->region), i, to_string(whole.dims));
+    for (size_t k = 0; k < digits->digits().size(); ++k) {
+      const Digit& d = digits->digits()[k];
+      const int f = shape.in[i].owner[k];
+      if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) continue;  // below, when samples are known
+      if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
+        if (!d.whole()) no_rule("{} reads a part of operand {} through a window", op.name, i);
+      } else if (f >= 0) {
+        take(f, d, i);
+      } else if (!d.whole()) {
+        refuse("operand {} is {}; {} needs all of dimension {}", i, describe(ref_, *v), op.name, shape.in[i].dim[k]);
+      }
+    }
+  }
+  // Constants lie wherever the others do.
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    if (!call.in[i].value || !ref_.constant(call.in[i].value->tensor)) continue;
+    const Layout& layout = shape.in[i];
+    for (size_t k = 0; k < layout.owner.size(); ++k) {
+      const auto f = static_cast<size_t>(layout.owner[k]), dim = static_cast<size_t>(layout.dim[k]);
+      if (layout.owner[k] < 0 || of[f] || dim >= call.in[i].local.size()) continue;
+      if (std::count(layout.dim.begin(), layout.dim.end(), layout.dim[k]) == 1)
+        of[f] = Digit{layout.digits[k], Set::first(call.in[i].local[dim]), true};
+    }
+  }
+  // Factors that results alone have.
+  for (size_t o = 0; o < call.out.size(); ++o) {
+    const Layout& layout = shape.out[o];
+    const Dims& dims = ref_.tensor(op.outputs[o]).dims;
+    if (of_each_element(op)) continue;
+    if (!has_flag(op.code, kProduct) && call.out[o].local.size() != dims.size())
+      refuse("it makes {}; {} of the one-device program makes {}", to_string(call.out[o].local), op.name,
+             to_string(dims));
+    for (size_t k = 0; k < layout.owner.size(); ++k) {
+      const int f = layout.owner[k];
+      if (f < 0 || of[static_cast<size_t>(f)]) continue;
+      if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) continue;
+      const Factor& factor = list[static_cast<size_t>(f)];
+      int64_t n = call.out[o].local[static_cast<size_t>(layout.dim[k])];
+      for (size_t j = 0; j < layout.owner.size(); ++j) {
+        if (j == k || layout.dim[j] != layout.dim[k]) continue;
+        const int other = layout.owner[j];
+        if (other >= 0 && !of[static_cast<size_t>(other)]) no_rule("{} makes two factors of one dimension", op.name);
+        n /= other < 0 ? layout.digits[j] : of[static_cast<size_t>(other)]->set.size();
+      }
+      if (n > layout.digits[k]) refuse("it makes {} of {}", to_string(call.out[o].local), to_string(dims));
+      Digit d{layout.digits[k], Set::first(n)};
+      if (n != layout.digits[k]) {
+        const bool read = std::any_of(factor.through.begin(), factor.through.end(), [](bool t) { return t; });
+        if (read) no_rule("{} makes a part of what it reads through a window", op.name);
+        if (factor.begin_attr) {
+          const int64_t begin = attr_int(call.attrs, factor.begin_attr);
+          d.set = Set(Interval{begin, begin + n});
+        } else if (has_flag(op.code, kRandom) || has_flag(op.code, kOffsetAware)) {
+          const auto dim = static_cast<size_t>(layout.dim[k]);
+          const bool alone = std::count(layout.dim.begin(), layout.dim.end(), layout.dim[k]) == 1;
+          if (o != 0 || !alone || call.box == nullptr || call.box->global != dims)
+            no_rule("where a part of {} lies", op.name);
+          d.set = positions(*call.box, call.samples, dim, dims[dim], n);
+        } else {
+          d.any = true;
+        }
+      }
+      of[static_cast<size_t>(f)] = d;
+    }
+  }
+  std::vector<Digit> sets;
+  TermBox box;
+  std::vector<size_t> cut;  // factors that are reduced and not whole
+  for (size_t f = 0; f < list.size(); ++f) {
+    sets.push_back(of[f] ? *of[f] : Digit{list[f].extent, Set::first(list[f].extent)});
+    const Digit& d = sets.back();
+    if (d.extent != list[f].extent) no_rule("the extent of {} of {}", list[f].name, op.name);
+    if (d.whole()) continue;
+    switch (list[f].kind) {
+      case FactorKind::kMap: break;
+      case FactorKind::kReduce:
+      case FactorKind::kLookup:
+        if (d.any && list[f].kind == FactorKind::kLookup) no_rule("{} looks up any of {}", op.name, list[f].name);
+        break;
+      case FactorKind::kStream: no_rule("{} is computed piece by piece along {}", op.name, list[f].name);
+      case FactorKind::kWindow: no_rule("{} is cut through a window ({})", op.name, list[f].name);
+      default: refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
+    }
+    for (const Interval& run : d.set.runs())
+      if (!d.any && list[f].unit > 1 && (run.begin % list[f].unit || run.end % list[f].unit))
+        refuse("{} is cut within a unit of {} along {}", op.name, list[f].unit, list[f].name);
+    cut.push_back(f);
+  }
+
+  // Rows of groups: those of the micro-batch, in which the device has some of the samples.
+  std::optional<Interval> groups;
+  int64_t begin = 0;  // of the device's samples in those of its groups
+  for (size_t f = 0; f < list.size(); ++f) {
+    const GroupRows& g = list[f].group;
+    if (g.rows == 0) continue;
+    if (sets[f].any || sets[f].set.runs().size() != 1) no_rule("groups of {} of {}", to_string(sets[f].set), op.name);
+    const Interval mine = sets[f].set.runs()[0];
+    const auto rows_of = [&](Interval rows) {
+      if (mine.begin < rows.begin * g.rows || mine.end > rows.end * g.rows || (groups && !(*groups == rows)))
+        refuse("it has samples {} and groups [{}:{}] of {} samples each", to_string(sets[f].set), rows.begin, rows.end,
+               g.rows);
+      groups = rows;
+      begin = rows.size() > 1 ? mine.begin - rows.begin * g.rows : 0;
+    };
+    for (const int i : g.inputs) {
+      const auto at = static_cast<size_t>(i);
+      if (at >= call.in.size() || !call.in[at].value) continue;
+      const auto digits = call.in[at].value->region.in(ref_.tensor(op.inputs[at]).dims);
+      if (!digits || digits->digits()[0].set.runs().size() != 1 || digits->digits()[0].any)
+        no_rule("groups of operand {} of {}", i, op.name);
+      rows_of(digits->digits()[0].set.runs()[0]);
+    }
+    for (const int o : g.outputs) {
+      const int64_t n = call.out.at(static_cast<size_t>(o)).local.at(0);
+      const int64_t said = n > 1 && list[f].begin_attr ? attr_int(call.attrs, list[f].begin_attr) : mine.begin % g.rows;
+      const int64_t first = (mine.begin - said) / g.rows;
+      rows_of({first, first + n});
+    }
+    if (list[f].begin_attr && attr_int(call.attrs, list[f].begin_attr) != begin)
+      refuse("attribute {} is {}, and the device's samples begin {} behind the first of their groups",
+             list[f].begin_attr, attr_int(call.attrs, list[f].begin_attr), begin);
+  }
+
+  // Terms that operands do not have.
+  Terms terms;
+  Combine combine = Combine::kSum;
+  if (!partial.empty()) {
+    combine = call.in[partial[0]].value->combine;
+    const auto holds = [&](const std::vector<int>& set) {
+      return std::all_of(partial.begin(), partial.end(),
+                         [&](size_t i) { return std::find(set.begin(), set.end(), static_cast<int>(i)) != set.end(); });
+    };
+    const auto linear = std::find_if(shape.factors->linear.begin(), shape.factors->linear.end(), holds);
+    const bool same_combine =
+        std::all_of(partial.begin(), partial.end(), [&](size_t i) { return call.in[i].value->combine == combine; });
+    if (!same_combine || combine != Combine::kSum || linear == shape.factors->linear.end()) {
+      if (call.in[partial[0]].value->terms.counted()) no_rule("terms of {} of which there are many alike", op.name);
+      refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
+             describe(ref_, *call.in[partial[0]].value), op.name);
+    }
+    for (const int i : *linear) {
+      const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
+      if (!v) continue;
+      Terms mine = v->terms;
+      if (mine.whole()) mine.add_summand(v->tensor);
+      if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref_, *v));
+    }
+  }
+
+  // What each result is.
+  std::vector<Value> out;
+  for (size_t o = 0; o < call.out.size(); ++o) {
+    const Tensor& whole = ref_.tensor(op.outputs[o]);
+    // Parts of a sum may be wider than the sum, which is rounded when all are there.
+    const bool wide = call.out[o].dtype == accumulate_dtype(whole.dtype) && (!cut.empty() || !partial.empty()) &&
+                      attr_string(call.attrs, "out_dtype") == name_of(call.out[o].dtype);
+    if (call.out[o].dtype != whole.dtype && !wide)
+      refuse("it makes {} in {}; {} of the one-device program in {}", whole.name, name_of(call.out[o].dtype), op.name,
+             name_of(whole.dtype));
+    if (call.out[o].dtype != whole.dtype) exemptions_.insert("parts of products are added up in f32 and rounded once");
+    Value v{.tensor = ref_.root(op.outputs[o]), .dtype = call.out[o].dtype};
+    const Layout& layout = shape.out[o];
+    std::vector<Digit> digits;
+    Dims local(whole.dims.size(), 1);
+    for (size_t k = 0; k < layout.owner.size(); ++k) {
+      const int f = layout.owner[k];
+      if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) {
+        digits.push_back({layout.digits[k], Set(*groups)});
+        local[0] *= groups->size();
+        continue;
+      }
+      digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[static_cast<size_t>(f)]);
+      if (f >= 0 && list[static_cast<size_t>(f)].window.present())
+        digits.back() = Digit{layout.digits[k], Set::first(layout.digits[k])};
+      if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
+      local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
+    }
+    if (!same_rows(op, local, call.out[o].local))
+      refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
+             to_string(call.out[o].local));
+    v.region = Region(std::move(digits));
+    v.terms = terms, v.combine = combine;
+    v.terms.rename(v.tensor);
+    TermBox mine;
+    for (const size_t f : cut) {
+      if (o >= list[f].partial.size() || !list[f].partial[o]) continue;
+      FactorSet terms_of{{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set, sets[f].any};
+      if (list[f].group.rows && group_of(list, o, false) == static_cast<int>(f)) {
+        // Those of its own rows are all that there are.
+        const Interval run = sets[f].set.runs()[0];
+        terms_of.extent = groups->size() * list[f].group.rows;
+        terms_of.set =
+            Set(Interval{run.begin - groups->begin * list[f].group.rows, run.end - groups->begin * list[f].group.rows});
+        if (terms_of.set.is_first(terms_of.extent)) continue;
+      }
+      mine.push_back(std::move(terms_of));
+      const Combine how = list[f].combine_of(o);
+      if ((mine.size() > 1 || !terms.whole()) && how != v.combine) no_rule("{} combines in two ways", op.name);
+      v.combine = how;
+    }
+    if (!mine.empty()) {
+      if (v.terms.whole())
+        v.terms.add_summand(v.tensor, mine);
+      else
+        v.terms.restrict(mine);
+    }
+    out.push_back(std::move(v));
+  }
+  // Operands must have the dims that their parts have.
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    if (!call.in[i].value) continue;
+    Dims local(ref_.tensor(op.inputs[i]).dims.size(), 1);
+    for (size_t k = 0; k < shape.in[i].owner.size(); ++k) {
+      const int f = shape.in[i].owner[k];
+      if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) {
+        local[0] *= groups ? groups->size() : 0;
+        continue;
+      }
+      const bool own = f >= 0 && !list[static_cast<size_t>(f)].reads_through(i);
+      local[static_cast<size_t>(shape.in[i].dim[k])] *=
+          own ? sets[static_cast<size_t>(f)].set.size() : shape.in[i].digits[k];
+    }
+    if (!same_rows(op, local, call.in[i].local))
+      refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local), describe(ref_, *call.in[i].value),
+             to_string(local));
+  }
+  check_attrs(call, op, shape, sets, call.out.empty() ? Dims{} : call.out[0].local);
+  check_box(call, op, out);
+  return out;
+}
+
+void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
+                          const Dims& first_result) {
+  const OpDef& d = def(op.code);
+  Attrs wanted = op.attrs;
+  Attrs also;  // what else is as right
+  if (wanted.contains("out_dtype") && !call.out.empty()) also["out_dtype"] = std::string(name_of(call.out[0].dtype));
+  for (auto& [name, value] : wanted) {
+    auto* ints = std::get_if<Ints>(&value);
+    if (!ints || op.outputs.empty()) continue;
+    const AttrRole role = role_of(d, name);
+    if (role == AttrRole::kShape && ints->size() == ref_.tensor(op.outputs[0]).dims.size()) *ints = first_result;
+    if (role == AttrRole::kEnds)
+      for (size_t k = 0; k < ints->size(); ++k)
+        if (call.in[0].local[k] != ref_.tensor(op.inputs[0]).dims[k]) (*ints)[k] = call.in[0].local[k];
+  }
+  for (size_t f = 0; f < sets.size(); ++f) {
+    const Factor& factor = shape.factors->list[f];
+    for (const char* name : factor.size_attrs) {
+      if (sets[f].whole())
+        also[name] = factor.extent;
+      else
+        wanted[name] = sets[f].set.size();
+    }
+    if (factor.begin_attr && factor.group.rows)
+      also[factor.begin_attr] = call.attrs.at(factor.begin_attr);  // looked at
+    if (!factor.begin_attr || sets[f].whole() || factor.group.rows) continue;
+    if (sets[f].any || sets[f].set.runs().size() != 1) no_rule("where the part of {} begins", op.name);
+    wanted[factor.begin_attr] = sets[f].set.runs()[0].begin;
+  }
+  for (const auto& [name, value] : wanted) {
+    if (name == kIndexLimit) continue;  // a check
+    const auto at = call.attrs.find(name);
+    if (at == call.attrs.end()) refuse("attribute {} of {} is missing", name, op.name);
+    if (equal(at->second, value) || (also.contains(name) && equal(at->second, also.at(name)))) continue;
+    refuse("attribute {} is {}; {} of the one-device program has {}", name, to_string(at->second), op.name,
+           to_string(value));
+  }
+}
+
+// Where the kernel takes its part to lie is where it lies.
+void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results) {
+  const OpDef& d = def(op.code);
+  if (!(d.flags & (kRandom | kOffsetAware))) return;
+  const uint32_t placed = d.placed_dims ? d.placed_dims(view_of(ref_.graph(), op)) : ~uint32_t{0};
+  if (placed == 0) return;
+  TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
+  const bool of_input = (d.flags & kBoxOfInput) || id == kNone || ref_.tensor(id).dims.empty();
+  if (of_input) id = op.inputs.at(0);
+  const Dims& dims = ref_.tensor(id).dims;
+  const auto lies = (of_input ? call.in.at(0).value->region : results.at(0).region).in(dims);
+  if (!lies) no_rule("where a part of {} lies", op.name);
+  static const Box kNowhere;
+  const Box& box = call.box ? *call.box : kNowhere;
+  if (box.global != dims || box.origin.size() != dims.size())
+    refuse("the box is one of {}, and {} of the one-device program is {}", to_string(box.global), op.name,
+           to_string(dims));
+  const Dims& local = of_input ? call.in[0].local : call.out[0].local;
+  for (size_t k = 0; k < dims.size(); ++k) {
+    if (!(placed >> k & 1)) continue;
+    const Digit& found = lies->digits()[k];
+    const Set said = positions(box, call.samples, k, dims[k], local[k]);
+    if (found.any ? found.set.size() != said.size() : !(found.set == said))
+      refuse("the box says {} of dimension {}, and the operands are {}", to_string(said), k, to_string(found.set));
+  }
+}
+
+}  // namespace whale::proof

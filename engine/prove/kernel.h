@@ -1,0 +1,79 @@
+// The rule of kernels: ops of the one-device program that read what the operands hold, on the part of each factor that
+// the operands are cut to.
+#pragma once
+
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "prove/reference.h"
+#include "prove/value.h"
+
+namespace whale::proof {
+
+struct Operand {
+  const Value* value = nullptr;  // null: absent
+  Dims local;
+};
+struct Result {
+  Dims local;
+  DType dtype = DType::kF32;
+};
+
+struct KernelCall {
+  OpCode code{};
+  Attrs attrs = {};
+  uint64_t key = 0;
+  const Box* box = nullptr;
+  Interval samples = {};  // those of the batch that the device works on
+  std::string name = {};  // of the instruction
+  std::vector<Operand> in = {};
+  std::vector<Result> out = {};  // as the plan has them
+};
+
+class Kernels {
+ public:
+  // `casts_are_programs`: no option of the plan makes casts of its own.
+  Kernels(Reference& reference, bool casts_are_programs) : ref_(reference), casts_are_programs_(casts_are_programs) {}
+  std::vector<Value> run(const KernelCall& call);
+  // Where rounding is another one than the program's, in words.
+  const std::set<std::string>& exemptions() const { return exemptions_; }
+
+ private:
+  // The digits of an operand or result that factors own, outermost first; -1: no factor's.
+  struct Layout {
+    Dims digits;
+    std::vector<int> owner, dim;
+  };
+  struct Shape {
+    const Factors* factors = nullptr;
+    std::vector<Layout> in, out;
+  };
+  const Shape& shape_of(OpId op);
+
+  std::vector<Value> fused(const KernelCall& call);
+  std::vector<Value> updates(const KernelCall& call);
+  std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
+  std::vector<Value> accumulate(const KernelCall& call, std::string_view combine);
+  std::vector<Value> slice(const KernelCall& call);
+  std::optional<Value> part_of_one(const KernelCall& call);
+  Value constant(const Result& result, double value);
+  std::vector<Value> zeros(const KernelCall& call);
+  std::vector<Value> one(const KernelCall& call);
+  std::vector<Value> match(const KernelCall& call, OpId op);
+  std::optional<std::vector<Value>> with_zeros(const KernelCall& call);
+  void check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
+                   const Dims& first_result);
+  void check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results);
+  std::string unlike(const KernelCall& call) const;
+
+  Reference& ref_;
+  bool casts_are_programs_;
+  std::unordered_map<OpId, Shape> shapes_;
+  std::set<std::string> exemptions_;
+};
+
+std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
+
+}  // namespace whale::proof

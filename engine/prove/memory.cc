@@ -1,0 +1,85 @@
+#include "prove/memory.h"
+
+#include <algorithm>
+
+#include "plan/lives.h"
+#include "prove/join.h"
+
+namespace whale::proof {
+
+Place place_of(const Program& program, BufferId id, int32_t version) {
+  const Buffer& b = program.buffers[static_cast<size_t>(id)];
+  const Bytes storage = bytes_of_storage(program, id, version);
+  return {storage.space, storage.begin + b.at, b.bytes};
+}
+
+// [from, from + bytes) of a range that begins at `begin`; null: it begins or ends within an element, or no box is
+// there.
+Held Memory::part(const Range& range, int64_t begin, int64_t from, int64_t bytes) {
+  const auto size = static_cast<int64_t>(size_of(range.value->dtype));
+  if ((from - begin) % size || bytes % size) return nullptr;
+  const auto region = range.value->region.run((from - begin) / size, bytes / size);
+  if (!region) return nullptr;
+  Value out = *range.value;
+  out.region = *region;
+  return std::make_shared<const Value>(std::move(out));
+}
+
+void Memory::write(const Place& place, Held value) {
+  Ranges& ranges = spaces_[place.space];
+  const int64_t end = place.begin + place.bytes;
+  auto at = ranges.upper_bound(place.begin);
+  if (at != ranges.begin()) --at;
+  while (at != ranges.end() && at->first < end) {
+    if (at->second.end <= place.begin) {
+      ++at;
+      continue;
+    }
+    const int64_t begin = at->first;
+    const Range old = at->second;
+    at = ranges.erase(at);
+    const auto keep = [&](int64_t from, int64_t to) {
+      if (Held rest = part(old, begin, from, to - from)) ranges.emplace(from, Range{to, std::move(rest)});
+    };
+    if (begin < place.begin) keep(begin, place.begin);
+    if (old.end > end) keep(end, old.end);
+  }
+  ranges[place.begin] = {end, std::move(value)};
+}
+
+std::vector<Memory::Part> Memory::parts(const Place& place) const {
+  const auto found = spaces_.find(place.space);
+  if (found == spaces_.end()) return {};
+  const Ranges& ranges = found->second;
+  auto at = ranges.upper_bound(place.begin);
+  if (at == ranges.begin()) return {};
+  --at;
+  const int64_t end = place.begin + place.bytes;
+  std::vector<Part> out;
+  for (int64_t from = place.begin; from < end; ++at) {
+    if (at == ranges.end() || at->first > from || at->second.end <= from) return {};
+    const int64_t to = std::min(end, at->second.end);
+    Held value =
+        from == at->first && to == at->second.end ? at->second.value : part(at->second, at->first, from, to - from);
+    if (!value) no_rule("bytes {} to {} of what holds {}", from, to, to_string(at->second.value->region));
+    out.push_back({to - from, std::move(value)});
+    from = to;
+  }
+  return out;
+}
+
+Held Memory::read(const Place& place, DType dtype) const {
+  const std::vector<Part> all = parts(place);
+  if (all.empty()) return nullptr;
+  if (all.size() == 1) return all[0].value;
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  std::vector<Piece> pieces;
+  int64_t begin = 0;
+  for (const Part& p : all) {
+    pieces.push_back({p.value, {{begin, begin + p.bytes / size}}});
+    begin += p.bytes / size;
+  }
+  return joined(pieces, {place.bytes / size});
+}
+
+}  // namespace whale::proof

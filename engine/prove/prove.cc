@@ -1,0 +1,109 @@
+#include "prove/prove.h"
+
+#include <algorithm>
+
+#include "base/watch.h"
+#include "prove/walk.h"
+
+namespace whale {
+namespace {
+
+using proof::At;
+using proof::Reference;
+using proof::Stopped;
+using proof::Walk;
+
+std::string scope_of(const Plan& plan, ScopeId id) {
+  Graph scopes;
+  scopes.scopes = plan.scopes;
+  return scopes.scope_path(id);
+}
+
+std::string told(const Walk& walk, const At& at) {
+  const Instruction& i = walk.instruction(at);
+  return fmt::format("instruction {} of {}, micro-batch {}: {} '{}' on device {}", at.instruction,
+                     walk.segment(at).name, walk.schedule_row(at).micro_batch, i.verb(), i.name, at.device);
+}
+
+void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& reference, Stopped&& stopped) {
+  out.verdict = stopped.stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
+  out.what = std::move(stopped.stop.what);
+  for (const proof::Held& value : stopped.reads) {
+    const bool made = value->device >= 0;
+    out.path.push_back(
+        fmt::format("it reads {}, {}", proof::describe(reference, *value),
+                    made ? "of " + told(walk, {value->device, value->row, value->instruction}) : "there before"));
+  }
+  if (stopped.at.device < 0) return;
+  const Instruction& i = walk.instruction(stopped.at);
+  out.device = stopped.at.device;
+  out.micro_batch = walk.schedule_row(stopped.at).micro_batch;
+  out.segment = walk.segment(stopped.at).name;
+  out.instruction = i.name;
+  out.verb = std::string(i.verb());
+  out.number = stopped.at.instruction;
+  out.scope = scope_of(plan, i.scope);
+  if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
+}
+
+std::string statement(const Plan& plan, const Entry& entry, const std::set<std::string>& exemptions) {
+  std::string out =
+      entry.name == "train"
+          ? "every copy of every variable is, after a step, what the one-device program makes of it, and all that is "
+            "handed out is the program's, up to the order of sums"
+          : "all that is handed out is the one-device program's, up to the order of sums";
+  for (const std::string& e : exemptions) out += "; " + e;
+  if (plan.options.exact) out += "; that exact mode makes it bitwise equal is not part of the proof";
+  return out;
+}
+
+}  // namespace
+
+EntryProof prove(const Plan& plan, const Entry& entry) {
+  EntryProof out;
+  out.entry = entry.name, out.batch = entry.batch;
+  try {
+    Reference reference(plan, entry, proof::form_of(entry));
+    Walk walk(plan, entry, reference);
+    auto stopped = walk.run();
+    out.walked = walk.walked();
+    if (stopped) {
+      fill(out, plan, walk, reference, std::move(*stopped));
+    } else {
+      out.verdict = ProofVerdict::kProven;
+      out.what = statement(plan, entry, walk.exemptions());
+    }
+  } catch (const proof::Stop& stop) {
+    out.verdict = stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
+    out.what = out.construct = stop.what;
+  } catch (const Error& e) {
+    if (e.code() == Code::kCancelled || e.code() == Code::kDeadlineExceeded) throw;
+    out.verdict = ProofVerdict::kNotCovered;
+    out.what = out.construct = fmt::format("the one-device program: {}", e.message());
+  }
+  return out;
+}
+
+Proof prove(const Plan& plan) {
+  return stoppable([&] {
+    Proof out;
+    try {
+      verify(plan);
+    } catch (const Error& e) {
+      if (e.code() != Code::kDataLoss) throw;
+      out.verdict = ProofVerdict::kRefuted;
+      EntryProof order;
+      order.entry = "all", order.verdict = ProofVerdict::kRefuted, order.what = e.message();
+      out.entries.push_back(std::move(order));
+      return out;
+    }
+    for (const Entry& entry : plan.entries) {
+      out.entries.push_back(prove(plan, entry));
+      const ProofVerdict v = out.entries.back().verdict;
+      if (v == ProofVerdict::kRefuted || out.verdict == ProofVerdict::kProven) out.verdict = v;
+    }
+    return out;
+  });
+}
+
+}  // namespace whale

@@ -1,0 +1,46 @@
+// Is a plan equal to the one-device program of its source? Found without running it (docs/proof.md).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace whale {
+
+enum class ProofVerdict : uint8_t {
+  kProven,
+  kRefuted,     // some rule says that it is not, or that it cannot be seen to be
+  kNotCovered,  // there is no rule for something in it: nothing is said
+};
+inline constexpr const char* kVerdicts[] = {"proven", "refuted", "not covered"};
+inline const char* name_of(ProofVerdict verdict) { return kVerdicts[static_cast<size_t>(verdict)]; }
+
+struct EntryProof {
+  std::string entry;
+  int64_t batch = 0;
+  ProofVerdict verdict = ProofVerdict::kNotCovered;
+  std::string what;       // proven: the statement; else what was expected and found, or what no rule is there for
+  std::string construct;  // not covered: the op or construct, for counts
+  // Where the walk ended; device -1: no instruction did it.
+  int32_t device = -1;
+  int32_t micro_batch = -1;
+  std::string segment, instruction, verb, scope;
+  int32_t number = -1;            // of the instruction in its segment
+  std::vector<std::string> path;  // who made what it reads
+  int64_t walked = 0;             // instructions
+};
+
+struct Proof {
+  ProofVerdict verdict = ProofVerdict::kProven;  // the worst of the entries': refuted before not covered
+  std::vector<EntryProof> entries;
+};
+
+// The order (waits, reuse of memory, messages, collectives) is verify(plan)'s, which is asked first.
+Proof prove(const Plan& plan);
+EntryProof prove(const Plan& plan, const Entry& entry);
+
+std::string text(const Proof& proof);  // for a terminal
+std::string to_json(const Proof& proof);
+
+}  // namespace whale

@@ -1,0 +1,246 @@
+#include "prove/reference.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "grad/passes.h"
+#include "grad/rewrite.h"
+
+namespace whale::proof {
+namespace {
+
+using Rewrite = std::function<TensorIds(Graph&, const Op&)>;
+
+// Replaces what `form` has a form for, until nothing is left of it.
+void rewrite(Graph& graph, const Rewrite& form) {
+  for (bool again = true; again;) {
+    again = false;
+    Rewriter r(graph);
+    for (size_t i = 0; i < r.old.size(); ++i) {
+      Op op = r.old[i];
+      for (TensorId& id : op.inputs) id = r.now(id);
+      const TensorIds results = form(graph, op);
+      if (results.empty()) {
+        r.keep(i);
+        continue;
+      }
+      again = true;
+      for (size_t k = 0; k < results.size() && k < op.outputs.size(); ++k)
+        if (op.outputs[k] != kNone) {
+          if (results[k] != kNone) graph.tensor(results[k]).name = graph.tensor(op.outputs[k]).name;
+          r.replace(op.outputs[k], results[k]);
+        }
+    }
+    r.finish();
+  }
+}
+
+// Instructions are named after ops, with a suffix where there are several.
+bool names(const std::vector<std::string>& instructions, const std::string& op) {
+  return std::any_of(instructions.begin(), instructions.end(), [&](const std::string& n) {
+    return n.starts_with(op) && (n.size() == op.size() || n[op.size()] == '.' || n[op.size()] == '#');
+  });
+}
+
+// The sum of a product and a bias as a product with a bias: rounded once. Where precision has no say, smaller_form
+// undoes it.
+TensorIds with_bias(Graph& graph, const Op& sum, const Form& form) {
+  if (sum.code != OpCode::k_add) return {};
+  for (const size_t at : {size_t{0}, size_t{1}}) {
+    const TensorId y = sum.inputs[at], bias = sum.inputs[1 - at];
+    const OpId maker = graph.tensor(y).producer;
+    if (maker == kNone || graph.tensor(bias).dims.size() != 1) continue;
+    const Op product = graph.op(maker);
+    const bool has_bias = product.inputs.size() > 2 && product.inputs[2] != kNone;
+    if (!has_flag(product.code, kProduct) || has_bias || !names(form.biased, product.name)) continue;
+    if (graph.tensor(bias).dims[0] != graph.tensor(y).dims.back()) continue;
+    const OpId made = append_op(graph, product.code, {product.inputs[0], product.inputs[1], bias}, product.attrs,
+                                product.scope, product.name);
+    return graph.op(made).outputs;
+  }
+  return {};
+}
+
+bool trains_in(const Entry& entry) { return entry.name == "train"; }
+
+// The passes of engine/grad, in the order that its README gives.
+Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
+  Graph g = plan.source;
+  int64_t batch = 0;
+  for (const TensorId id : g.inputs)
+    if (const Tensor& t = g.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
+  const bool train = trains_in(entry);
+  if (!train) g = for_inference(std::move(g));
+  if (entry.batch > 0 && batch > 0 && entry.batch != batch) g = rebatch(g, entry.batch);
+  canonicalise(g);
+  if (!form.unpacked.empty())
+    rewrite(g, [&](Graph& graph, const Op& op) {
+      const OpDef& d = def(op.code);
+      const bool wanted = d.unpack && names(form.unpacked, op.name);
+      return wanted ? d.unpack(graph, op) : TensorIds{};
+    });
+  if (!form.biased.empty()) rewrite(g, [&](Graph& graph, const Op& op) { return with_bias(graph, op, form); });
+  apply_precision(g);
+  clean(g);
+  if (train) differentiate(g);
+  split_weights(g);
+  if (train) add_updates(g), clean(g);
+  rewrite(g, smaller_form);
+  return g;
+}
+
+// Reading the same roots, they compute the same. A view changes what most ops do, but not what one does of each
+// element.
+bool same_op(const Graph& g, const Op& a, const Op& b) {
+  if (a.key != b.key || !(a.attrs == b.attrs)) return false;
+  if (of_each_element(a)) return true;
+  for (size_t i = 0; i < a.inputs.size(); ++i)
+    if (a.inputs[i] != kNone && g.tensor(a.inputs[i]).dims != g.tensor(b.inputs[i]).dims) return false;
+  return true;
+}
+
+}  // namespace
+
+bool of_each_element(const Op& op) {
+  return has_flag(op.code, kElementwise) && !has_flag(op.code, kRandom) && op.inputs.size() == 1;
+}
+
+TensorIds smaller_form(Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  return d.decompose ? d.decompose(graph, op) : TensorIds{};
+}
+
+size_t Reference::Hash::operator()(const Reads& reads) const {
+  size_t h = static_cast<size_t>(reads.code);
+  for (const TensorId id : reads.roots) h = (h ^ static_cast<size_t>(id + 1)) * 0x9e3779b97f4a7c15 ^ h >> 29;
+  return h;
+}
+
+Form form_of(const Entry& entry) {
+  Form form;
+  for (const Program& p : entry.programs)
+    for (const Segment& s : p.segments)
+      for (const Instruction& i : s.instructions)
+        if (const auto* k = i.kernel(); k != nullptr) {
+          if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) form.unpacked.push_back(i.name);
+          const auto dtype = [&](size_t n) { return p.buffers[static_cast<size_t>(i.in[n])].dtype; };
+          if (has_flag(k->op, kProduct) && i.in.size() > 2 && i.in[2] != kNone && dtype(2) != dtype(0))
+            form.biased.push_back(i.name);
+        }
+  return form;
+}
+
+Reference::Reference(const Plan& plan, const Entry& entry, const Form& form) : g_(one_device_graph(plan, entry, form)) {
+  index();
+}
+
+void Reference::index() {
+  root_.resize(g_.tensors.size());
+  for (size_t t = 0; t < g_.tensors.size(); ++t) {
+    root_[t] = static_cast<TensorId>(t);
+    if (g_.tensors[t].kind == TensorKind::kInput) inputs_.emplace(g_.tensors[t].name, static_cast<TensorId>(t));
+  }
+  for (const Variable& v : g_.variables) {
+    variables_.emplace(g_.tensor(v.tensor).name, v.tensor);
+    if (v.next != kNone) next_.emplace(v.tensor, v.next);
+  }
+  for (size_t i = 0; i < g_.ops.size(); ++i) {
+    const Op& op = g_.ops[i];
+    Reads reads{op.code, op.inputs};
+    for (TensorId& id : reads.roots) id = root(id);
+    if (has_flag(op.code, kView)) {
+      root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
+      continue;
+    }
+    if (op.code == OpCode::k_fill) {
+      const Tensor& t = g_.tensor(op.outputs[0]);
+      const auto [at, added] = constants_.try_emplace({t.dtype, attr_float(op.attrs, "value")}, op.outputs[0]);
+      root_[static_cast<size_t>(op.outputs[0])] = at->second;
+      if (added) values_.emplace(at->second, at->first.second);
+      continue;
+    }
+    std::vector<OpId>& alike = reads_[reads];
+    const auto twin =
+        std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_op(g_, g_.op(other), op); });
+    if (twin == alike.end()) {
+      alike.push_back(static_cast<OpId>(i));
+      of_code_[op.code].push_back(static_cast<OpId>(i));
+      continue;
+    }
+    for (size_t k = 0; k < op.outputs.size(); ++k)
+      root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
+  }
+}
+
+const std::vector<OpId>* Reference::find(OpCode code, const TensorIds& roots) const {
+  const auto at = reads_.find(Reads{code, roots});
+  return at == reads_.end() ? nullptr : &at->second;
+}
+
+const std::vector<OpId>& Reference::ops_of(OpCode code) const {
+  static const std::vector<OpId> kNothing;
+  const auto at = of_code_.find(code);
+  return at == of_code_.end() ? kNothing : at->second;
+}
+
+TensorId Reference::constant(DType dtype, double value) {
+  const auto [at, added] = constants_.try_emplace({dtype, value}, static_cast<TensorId>(g_.tensors.size()));
+  if (added) {
+    g_.tensors.push_back({.name = std::to_string(value), .dtype = dtype, .dims = {}});
+    root_.push_back(at->second);
+    values_.emplace(at->second, value);
+  }
+  return at->second;
+}
+
+const double* Reference::constant(TensorId root) const {
+  const auto at = values_.find(root);
+  return at == values_.end() ? nullptr : &at->second;
+}
+
+TensorId Reference::input(const std::string& name) const {
+  const auto at = inputs_.find(name);
+  return at == inputs_.end() ? kNone : at->second;
+}
+TensorId Reference::variable(const std::string& name) const {
+  const auto at = variables_.find(name);
+  return at == variables_.end() ? kNone : at->second;
+}
+
+TensorId Reference::step(StepScalar scalar) const {
+  constexpr const char* kNames[] = {"learning_rate", "updates", "loss_scale"};
+  const char* name = kNames[static_cast<size_t>(scalar)];
+  for (size_t t = 0; t < g_.tensors.size(); ++t)
+    if (g_.tensors[t].kind == TensorKind::kStep && g_.tensors[t].name == name) return static_cast<TensorId>(t);
+  return kNone;
+}
+
+TensorId Reference::after_step(TensorId variable) const {
+  const auto at = next_.find(variable);
+  return root(at == next_.end() ? variable : at->second);
+}
+
+TensorId Reference::output(const std::string& name) const {
+  if (name == "loss" && g_.training.loss != kNone) return g_.training.loss;
+  const bool gradient = name.starts_with("grad:");
+  for (const NamedTensor& t : gradient ? g_.gradients : g_.outputs)
+    if (t.name == (gradient ? name.substr(5) : name)) return t.tensor;
+  return kNone;
+}
+
+bool Reference::has_windows() {
+  return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
+    const std::vector<Factor>& list = factors(op).list;
+    return std::any_of(list.begin(), list.end(), [](const Factor& f) { return f.window.present(); });
+  });
+}
+
+std::string Reference::name(TensorId id) const {
+  if (id == kNone) return "nothing";
+  const Tensor& t = g_.tensor(id);
+  for (const NamedTensor& g : g_.gradients)
+    if (root(g.tensor) == root(id)) return fmt::format("{} (the gradient of {})", t.name, g.name);
+  return t.name;
+}
+
+}  // namespace whale::proof

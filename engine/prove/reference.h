@@ -1,0 +1,81 @@
+// The one-device program of an entry, made from the plan's source as grad/ makes it and nothing else, in a form in
+// which ops are as small as their declarations say (decompose). A plan's kernels are looked up in it by what they read.
+#pragma once
+
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/factor_table.h"
+#include "plan/plan.h"
+
+namespace whale::proof {
+
+// Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves
+// nothing that is not so.
+struct Form {
+  std::vector<std::string> unpacked;  // ops of which the plan runs the form whose operands stand apart (OpDef::unpack)
+  std::vector<std::string> biased;  // products that it runs with a bias of another type, added before they are rounded
+};
+Form form_of(const Entry& entry);
+
+class Reference {
+ public:
+  Reference(const Plan& plan, const Entry& entry, const Form& form);
+
+  const Graph& graph() const { return g_; }
+  const Tensor& tensor(TensorId id) const { return g_.tensor(id); }
+  const Factors& factors(const Op& op) { return factors_.of(g_, op); }
+
+  // Of values that are equal by form (views, ops that compute the same of the same, constants of one value) the first.
+  TensorId root(TensorId id) const { return id == kNone ? kNone : root_[static_cast<size_t>(id)]; }
+  // The ops of this code that read these roots; null: none.
+  const std::vector<OpId>* find(OpCode code, const TensorIds& roots) const;
+  // Those of this code, whatever they read.
+  const std::vector<OpId>& ops_of(OpCode code) const;
+
+  // A number, of which every tensor that holds nothing else is a part.
+  TensorId constant(DType dtype, double value);
+  const double* constant(TensorId root) const;
+
+  TensorId input(const std::string& name) const;     // kNone: none
+  TensorId variable(const std::string& name) const;  // kNone: none
+  TensorId step(StepScalar scalar) const;            // kNone: the program does not ask for it
+  TensorId after_step(TensorId variable) const;      // what it becomes
+  TensorId output(const std::string& name) const;    // "loss", a fetched name, "grad:NAME"; kNone: none
+
+  bool has_windows();  // some op reads through one
+
+  // What the user called it, as near as the program knows.
+  std::string name(TensorId id) const;
+
+ private:
+  struct Reads {
+    OpCode code{};
+    TensorIds roots;
+    friend bool operator==(const Reads&, const Reads&) = default;
+  };
+  struct Hash {
+    size_t operator()(const Reads& reads) const;
+  };
+  void index();
+
+  Graph g_;
+  FactorTable factors_;
+  std::vector<TensorId> root_;
+  std::unordered_map<Reads, std::vector<OpId>, Hash> reads_;
+  std::map<OpCode, std::vector<OpId>> of_code_;
+  std::map<std::pair<DType, double>, TensorId> constants_;
+  std::map<TensorId, double> values_;
+  std::unordered_map<std::string, TensorId> inputs_, variables_;
+  std::unordered_map<TensorId, TensorId> next_;
+};
+
+// Each element of its result follows from one of its operand, whatever shape they have.
+bool of_each_element(const Op& op);
+
+// An equal form of the op in smaller ones, appended: its results; empty: it is in its smallest form.
+TensorIds smaller_form(Graph& graph, const Op& op);
+
+}  // namespace whale::proof

@@ -1,0 +1,249 @@
+#include "prove/region.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/format.h"
+
+namespace whale::proof {
+namespace {
+
+std::optional<Digit> merged(const Digit& outer, const Digit& inner) {
+  if (outer.extent == 1) return inner;
+  if (inner.extent == 1) return outer;
+  if (outer.any && inner.any)
+    return Digit{outer.extent * inner.extent, Set::first(outer.set.size() * inner.set.size()), true};
+  if ((outer.any && !outer.whole()) || (inner.any && !inner.whole())) return {};
+  auto set = outer.set.times(inner.set, inner.extent);
+  if (!set) return {};
+  return Digit{outer.extent * inner.extent, std::move(*set)};
+}
+
+// Into an outer digit and an inner one of `extent`.
+std::optional<std::pair<Digit, Digit>> divided(const Digit& d, int64_t extent) {
+  if (d.extent % extent) return {};
+  const int64_t rows = d.extent / extent;
+  if (d.any && !d.whole()) {
+    const int64_t n = d.set.size();
+    if (n % extent == 0)
+      return std::pair{Digit{rows, Set::first(n / extent), true}, Digit{extent, Set::first(extent), true}};
+    if (n < extent) return std::pair{Digit{rows, Set::first(1), true}, Digit{extent, Set::first(n), true}};
+    return {};
+  }
+  auto parts = d.set.over(extent);
+  if (!parts) return {};
+  return std::pair{Digit{rows, std::move(parts->first), d.any}, Digit{extent, std::move(parts->second), d.any}};
+}
+
+}  // namespace
+
+Region Region::whole(const Dims& dims) {
+  std::vector<Digit> digits;
+  digits.reserve(dims.size());
+  for (const int64_t n : dims) digits.push_back({n, Set::first(n)});
+  return Region(std::move(digits));
+}
+
+int64_t Region::size() const {
+  int64_t n = 1;
+  for (const Digit& d : digits_) n *= d.set.size();
+  return n;
+}
+
+bool Region::is_whole() const {
+  for (const Digit& d : digits_)
+    if (!d.whole()) return false;
+  return true;
+}
+
+std::optional<Region> Region::in(const Dims& dims) const {
+  std::vector<Digit> out, left(digits_.rbegin(), digits_.rend());  // the next one last
+  out.reserve(dims.size());
+  const auto next = [&] {
+    Digit d{1, Set::first(1)};
+    if (!left.empty()) d = std::move(left.back()), left.pop_back();
+    return d;
+  };
+  for (const int64_t n : dims) {
+    Digit d = next();
+    while (d.extent == 1 && n > 1 && !left.empty()) d = next();
+    if (n == 1 && d.extent > 1) {
+      left.push_back(std::move(d));
+      out.push_back({1, Set::first(1)});
+      continue;
+    }
+    while (d.extent % n) {
+      if (left.empty()) return {};
+      Digit inner = next();
+      // No more of the next one than is wanted, where it divides.
+      const int64_t wanted = n / std::gcd(n, d.extent);
+      if (inner.extent > wanted && inner.extent % wanted == 0) {
+        if (auto parts = divided(inner, inner.extent / wanted)) {
+          left.push_back(std::move(parts->second));
+          inner = std::move(parts->first);
+        }
+      }
+      auto both = merged(d, inner);
+      if (!both) return {};
+      d = std::move(*both);
+    }
+    if (d.extent > n) {
+      auto parts = divided(d, d.extent / n);
+      if (!parts) return {};
+      left.push_back(std::move(parts->second));
+      d = std::move(parts->first);
+    }
+    out.push_back(std::move(d));
+  }
+  for (const Digit& d : left)
+    if (d.extent != 1) return {};
+  return Region(std::move(out));
+}
+
+std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, Interval part) const {
+  if (part == Interval{0, extent}) return *this;
+  if (outer * extent * inner != size()) return {};
+  std::vector<Digit> out;
+  size_t i = 0, end = digits_.size();
+  for (; i < end && outer > 1 && outer % std::max<int64_t>(digits_[i].set.size(), 1) == 0; ++i)
+    outer /= digits_[i].set.size(), out.push_back(digits_[i]);
+  if (outer > 1 && i == end) return {};
+  while (end > i && inner % std::max<int64_t>(digits_[end - 1].set.size(), 1) == 0 &&
+         (inner > 1 || digits_[end - 1].set.size() == 1) && end - 1 > i)
+    inner /= digits_[--end].set.size();
+  if (i == end) return {};
+  Digit d = digits_[i];
+  for (size_t k = i + 1; k < end; ++k) {
+    auto both = merged(d, digits_[k]);
+    if (!both) return {};
+    d = std::move(*both);
+  }
+  if (outer * extent * inner != d.set.size()) return {};
+  const auto places = places_of(outer, extent, inner, Set(part));
+  if (!places) return {};
+  if (d.any && !d.whole()) {
+    d.set = Set::first(places->size());
+  } else {
+    auto set = d.set.at(*places);
+    if (!set) return {};
+    if (d.any)
+      d.set = Set::first(set->size());
+    else
+      d.set = std::move(*set);
+  }
+  out.push_back(std::move(d));
+  out.insert(out.end(), digits_.begin() + static_cast<std::ptrdiff_t>(end), digits_.end());
+  return Region(std::move(out));
+}
+
+std::optional<Region> Region::cut(const Dims& local, const SubAxis& sub_axis, Interval part) const {
+  int64_t outer = sub_axis.outer, inner = sub_axis.inner;
+  const auto dim = static_cast<size_t>(sub_axis.dim);
+  if (dim >= local.size() || local[dim] % (outer * inner)) return {};
+  const int64_t extent = local[dim] / (outer * inner);
+  if (part.begin < 0 || part.end > extent) return {};
+  for (size_t d = 0; d < dim; ++d) outer *= local[d];
+  for (size_t d = dim + 1; d < local.size(); ++d) inner *= local[d];
+  return cut(outer, extent, inner, part);
+}
+
+std::optional<Region> Region::run(int64_t begin, int64_t n) const {
+  const int64_t all = size();
+  if (begin == 0 && n == all) return *this;
+  int64_t inner = 1;  // the largest whole number of inner digits that the run is made of
+  for (size_t d = digits_.size(); d-- > 0;) {
+    const int64_t more = inner * digits_[d].set.size();
+    if (more == 0 || begin % more || n % more) break;
+    inner = more;
+  }
+  return cut(1, all / inner, inner, {begin / inner, (begin + n) / inner});
+}
+
+namespace {
+
+// Neighbours that hold any of their positions are one digit, and digits of one position none.
+std::vector<Digit> joint(const Region& r) {
+  std::vector<Digit> out;
+  for (const Digit& d : r.digits()) {
+    if (d.extent == 1) continue;
+    if (!out.empty() && out.back().any && d.any)
+      out.back() = *merged(out.back(), d);
+    else
+      out.push_back(d);
+  }
+  return out;
+}
+
+bool alike(const std::vector<Digit>& a, const std::vector<Digit>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].extent != b[i].extent) return false;
+    if (a[i].any || b[i].any ? a[i].set.size() != b[i].set.size() : !(a[i].set == b[i].set)) return false;
+  }
+  return true;
+}
+
+bool same_extents(const std::vector<Digit>& a, const std::vector<Digit>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Digit& x, const Digit& y) { return x.extent == y.extent; });
+}
+
+}  // namespace
+
+bool same(const Region& a, const Region& b) {
+  const std::vector<Digit> left = joint(a), right = joint(b);
+  if (same_extents(left, right)) return alike(left, right);
+  const auto dims = [](const std::vector<Digit>& digits) {
+    Dims out;
+    for (const Digit& d : digits) out.push_back(d.extent);
+    return out;
+  };
+  if (const auto other = b.in(dims(left))) return alike(left, other->digits());
+  if (const auto other = a.in(dims(right))) return alike(other->digits(), right);
+  return false;
+}
+
+std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
+  const auto finest = std::max_element(
+      parts.begin(), parts.end(), [](const Region& a, const Region& b) { return joint(a).size() < joint(b).size(); });
+  Dims extents;
+  for (const Digit& d : finest->digits()) extents.push_back(d.extent);
+  std::vector<Digit> out;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const auto part = parts[p].in(extents);
+    if (!part) return {};
+    const std::vector<Digit>& digits = part->digits();
+    if (p == 0) {
+      out = digits;
+      continue;
+    }
+    for (size_t d = 0; d < out.size(); ++d) {
+      if (out[d].any != digits[d].any && !out[d].whole() && !digits[d].whole()) return {};
+      out[d].set = out[d].set.united(digits[d].set);
+      out[d].any &= digits[d].any;
+    }
+  }
+  // Where any positions are held, their number grows in the digit that stands behind so many elements.
+  const int64_t found = Region(out).size();
+  if (found == 0 || found == elements) return Region(std::move(out));
+  for (Digit& d : out) {
+    if (before == 1 && d.any && d.set.size() * elements % found == 0) {
+      d.set = Set::first(d.set.size() * elements / found);
+      break;
+    }
+    if (before % d.set.size()) break;
+    before /= d.set.size();
+  }
+  return Region(std::move(out));
+}
+
+std::string to_string(const Region& region) {
+  std::string out;
+  for (const Digit& d : region.digits()) {
+    const std::string set = d.any ? fmt::format("any {}", d.set.size()) : to_string(d.set);
+    out += fmt::format("{}{}", out.empty() ? "" : " x ", d.whole() ? fmt::format("all {}", d.extent) : set);
+  }
+  return out.empty() ? "a scalar" : out;
+}
+
+}  // namespace whale::proof

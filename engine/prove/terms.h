@@ -1,0 +1,65 @@
+// Which terms of a sum a value has. Where an op is cut along a factor that it reduces, a part of its result has the
+// terms of the factor's positions there alone; what is linear in it passes them on. A value without terms is whole.
+#pragma once
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ir/graph.h"
+#include "prove/set.h"
+
+namespace whale::proof {
+
+// Positions of factors of the one-device program's ops: the terms at all of them together. A factor that is not named
+// is there as a whole.
+struct FactorKey {
+  OpId op = kNone;
+  int32_t factor = 0;
+  friend auto operator<=>(const FactorKey&, const FactorKey&) = default;  // NOLINT(modernize-use-nullptr)
+};
+struct FactorSet {
+  FactorKey key;
+  int64_t extent = 0;
+  Set set;
+  bool any = false;  // all terms along it are alike: set.size() of them
+  friend bool operator==(const FactorSet&, const FactorSet&) = default;
+};
+using TermBox = std::vector<FactorSet>;  // ascending by key
+
+// The terms of one tensor in a sum that it is a summand of, or the sum itself: disjoint boxes.
+struct Summand {
+  TensorId tensor = kNone;
+  std::vector<TermBox> boxes;
+  friend bool operator==(const Summand&, const Summand&) = default;
+};
+
+class Terms {
+ public:
+  const std::vector<Summand>& summands() const { return summands_; }
+  bool whole() const { return summands_.empty(); }
+  // A summand of its own with these terms, or all of them.
+  void add_summand(TensorId tensor, TermBox box = {});
+  // No terms of what this tensor is or may be a sum of; whatever they are called elsewhere.
+  static Terms none(TensorId tensor);
+  // What is linear in a sum is a sum of as many terms: where it has one summand, that is this tensor now.
+  void rename(TensorId tensor);
+  bool counted() const;  // of some terms only the number is known
+  // Each term at these positions only.
+  void restrict(const TermBox& box);
+  // Beside terms of other summands; "": done, else what both have and how it differs.
+  bool beside(const Terms& other);
+  // Terms of the same sum: returns a summand that both have some of (then nothing is right), or kNone.
+  TensorId join(const Terms& other);
+
+  friend bool operator==(const Terms&, const Terms&) = default;
+
+ private:
+  void settle();
+  std::vector<Summand> summands_;  // ascending
+};
+
+// Is it what is combined of nothing? `combine`: by name.
+bool is_neutral(std::string_view combine, double value);
+
+}  // namespace whale::proof

@@ -1,0 +1,38 @@
+// What a range of a device's memory holds, and how a proof ends where something else was wanted.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ir/dtype.h"
+#include "base/format.h"
+#include "prove/region.h"
+#include "prove/terms.h"
+
+namespace whale::proof {
+
+struct Value {
+  TensorId tensor = kNone;  // a root of the one-device program
+  DType dtype = DType::kF32;
+  Region region = {};
+  Terms terms = {};                                 // not whole: what it has of a sum
+  Combine combine = Combine::kSum;                  // of terms that are not whole
+  int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
+};
+using Held = std::shared_ptr<const Value>;
+
+// The walk ends. `covered`: there is a rule, and it says something else; false: there is none for this.
+struct Stop {
+  bool covered = true;
+  std::string what;
+};
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
+  throw Stop{true, fmt::format(text, std::forward<Args>(args)...)};
+}
+template <class... Args>
+[[noreturn]] void no_rule(fmt::format_string<Args...> text, Args&&... args) {
+  throw Stop{false, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+}  // namespace whale::proof

@@ -1,0 +1,570 @@
+#include "prove/walk.h"
+
+#include <algorithm>
+
+#include "base/watch.h"
+#include "plan/lives.h"
+#include "plan/part.h"
+#include "plan/placed.h"
+
+namespace whale::proof {
+namespace {
+
+Region region_of(const Dims& dims, const Part& part) {
+  std::vector<Digit> digits;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    Set set;
+    for (const Interval& i : part.dims[d]) set.append(i);
+    digits.push_back({dims[d], std::move(set)});
+  }
+  return Region(std::move(digits));
+}
+
+bool same_box(const Value& a, const Value& b, const Dims& dims) {
+  const auto x = a.region.in(dims), y = b.region.in(dims);
+  return x && y && same(*x, *y);
+}
+
+// Digits that hold any of their positions hold as many as the dimension has.
+Region fitted(const Region& region, const Dims& local) {
+  std::vector<Digit> digits = region.digits();
+  if (digits.size() != local.size()) return region;
+  for (size_t d = 0; d < local.size(); ++d) {
+    if (!digits[d].any && digits[d].set.size() != local[d]) return region;
+    if (local[d] > digits[d].extent) return region;
+    if (digits[d].any) digits[d].set = Set::first(local[d]);
+  }
+  return Region(std::move(digits));
+}
+
+// As the run time does it (engine/run/handed_over).
+bool hands_over(const DeviceRow& row, const PlanOutput& output) {
+  if (output.mesh != row.mesh) return false;
+  for (size_t a = 0; a < row.coordinates.size(); ++a)
+    if (row.coordinates[a] != 0 && !(a < output.cut_by.size() && output.cut_by[a])) return false;
+  return true;
+}
+
+}  // namespace
+
+Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference)
+    : plan_(plan),
+      entry_(entry),
+      ref_(reference),
+      kernels_(reference, !plan.options.gradient_dtype && !plan.options.accumulate_dtype && !plan.options.adasum),
+      fetched_(entry.outputs.size()) {
+  for (const Group& g : plan.groups) {
+    std::vector<int32_t> of(plan.devices.size(), -1);
+    for (size_t p = 0; p < g.parts.size(); ++p)
+      for (const int32_t d : g.parts[p]) of[static_cast<size_t>(d)] = static_cast<int32_t>(p);
+    part_of_.push_back(std::move(of));
+  }
+  devices_.reserve(entry.rows.size());
+  for (const DeviceRow& row : entry.rows) {
+    Device d{.row = &row,
+             .program = bound(entry.programs[static_cast<size_t>(row.program)], row),
+             .memory = {},
+             .at = {row.device, 0, 0}};
+    devices_.push_back(std::move(d));
+  }
+}
+
+const ScheduleRow& Walk::schedule_row(const At& at) const {
+  return devices_[static_cast<size_t>(at.device)].program.schedule[static_cast<size_t>(at.row)];
+}
+const Segment& Walk::segment(const At& at) const {
+  return devices_[static_cast<size_t>(at.device)].program.segments[static_cast<size_t>(schedule_row(at).segment)];
+}
+const Instruction& Walk::instruction(const At& at) const {
+  return segment(at).instructions[static_cast<size_t>(at.instruction)];
+}
+
+std::optional<Stopped> Walk::run() {
+  try {
+    for (Device& d : devices_) begin(d);
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (Device& d : devices_)
+        while (step(d)) moved = true;
+    }
+    here_ = {};
+    reads_.clear();
+    for (Device& d : devices_)
+      if (static_cast<size_t>(d.at.row) < d.program.schedule.size()) {
+        here_ = d.at;
+        no_rule("an order of instructions in which devices do not wait for each other");
+      }
+    for (Device& d : devices_) end(d);
+    end();
+  } catch (Stop& stop) {
+    return Stopped{std::move(stop), here_, std::move(reads_)};
+  }
+  return {};
+}
+
+Held Walk::initial(const Device& d, int32_t variable) const {
+  const PlanVariable& v = plan_.variables[static_cast<size_t>(variable)];
+  const TensorId id = ref_.variable(v.name);
+  if (id == kNone) return nullptr;
+  const Tensor& t = ref_.tensor(id);
+  if (t.dims != v.dims || t.dtype != v.dtype)
+    refuse("variable {} is {} of {}, in the one-device program {} of {}", v.name, to_string(v.dims), name_of(v.dtype),
+           to_string(t.dims), name_of(t.dtype));
+  if (v.mesh != d.row->mesh) refuse("variable {} is not one of the device's mesh", v.name);
+  const auto& axes = plan_.meshes[static_cast<size_t>(v.mesh)].axes;
+  Value out{.tensor = ref_.root(id), .dtype = v.dtype};
+  out.region = region_of(v.dims, part_of(v.dims, v.storage_sharding, axes, d.row->coordinates));
+  return std::make_shared<const Value>(std::move(out));
+}
+
+void Walk::begin(Device& d) {
+  here_ = {};
+  for (size_t b = 0; b < d.program.buffers.size(); ++b) {
+    const Buffer& x = d.program.buffers[b];
+    if (x.kind != BufferKind::kVariable || x.alias != kNone || x.bytes == 0) continue;
+    const Held value = initial(d, x.ref);
+    const std::string& name = plan_.variables[static_cast<size_t>(x.ref)].name;
+    if (!value) refuse("variable {} is none of the one-device program", name);
+    if (value->dtype != x.dtype || value->region.size() != element_count(x.dims))
+      refuse("variable {} is kept as {} of {} on device {}, where its sharding says {}", name, to_string(x.dims),
+             name_of(x.dtype), d.at.device, to_string(value->region));
+    d.memory.write(place_of(d.program, static_cast<BufferId>(b), 0), value);
+  }
+}
+
+Interval Walk::samples(const Device& d, int32_t cut) const {
+  const SampleCut& c = d.row->samples.at(static_cast<size_t>(cut));
+  const ScheduleRow& row = now(d);
+  return row.whole || c.micro_batches.empty() ? c.whole : c.micro_batches.at(static_cast<size_t>(row.micro_batch));
+}
+
+Held Walk::read(Device& d, BufferId id) {
+  const Buffer& b = buffer(d, id);
+  if (b.kind == BufferKind::kStep) {
+    const TensorId step = ref_.step(static_cast<StepScalar>(b.ref));
+    if (step == kNone) refuse("the one-device program does not ask for {}", b.name);
+    Value v{.tensor = step, .dtype = b.dtype};
+    reads_.push_back(std::make_shared<const Value>(std::move(v)));
+    return reads_.back();
+  }
+  if (element_count(b.dims) == 0) {
+    Value v{.dtype = b.dtype};
+    v.region = Region({Digit{0, Set{}}});
+    return std::make_shared<const Value>(std::move(v));
+  }
+  const Held value = d.memory.read(place_of(d.program, id, now(d).version), b.dtype);
+  if (!value) refuse("it reads {}, which nobody wrote, or in whose place something else was put", b.name);
+  reads_.push_back(value);
+  if (value->dtype != b.dtype)
+    refuse("it reads {} as {}, and {} lies there", b.name, name_of(b.dtype), name_of(value->dtype));
+  if (value->region.size() != element_count(b.dims))
+    refuse("it reads {} of {}, and {} lies there", b.name, to_string(b.dims), describe(ref_, *value));
+  return value;
+}
+
+void Walk::write(Device& d, BufferId id, Value value) {
+  const Buffer& b = buffer(d, id);
+  if (element_count(b.dims) == 0) return;
+  if (b.kind == BufferKind::kStep) refuse("it writes {}, which is given", b.name);
+  if (value.dtype != b.dtype)
+    refuse("it writes {} as {}, and makes {}", b.name, name_of(b.dtype), name_of(value.dtype));
+  if (value.region.size() != element_count(b.dims))
+    refuse("it writes {} as {}, and makes {}", b.name, to_string(b.dims), describe(ref_, value));
+  value.region = fitted(value.region, b.dims);
+  value.device = d.at.device, value.row = d.at.row, value.instruction = d.at.instruction;
+  d.memory.write(place_of(d.program, id, now(d).version), std::make_shared<const Value>(std::move(value)));
+}
+
+bool Walk::step(Device& d) {
+  if (d.waits || static_cast<size_t>(d.at.row) >= d.program.schedule.size()) return false;
+  const Segment& s = d.program.segments[static_cast<size_t>(now(d).segment)];
+  if (static_cast<size_t>(d.at.instruction) >= s.instructions.size()) {
+    ++d.at.row, d.at.instruction = 0;
+    return true;
+  }
+  Watch::look();
+  here_ = d.at;
+  reads_.clear();
+  const Instruction& i = s.instructions[static_cast<size_t>(d.at.instruction)];
+  switch (i.kind()) {
+    case InstructionKind::kKernel: kernel(d, i, *i.kernel()); break;
+    case InstructionKind::kCollective:
+      if (!collective(d, *i.as<work::Collective>())) return false;
+      return true;
+    case InstructionKind::kFeed: feed(d, i, *i.as<work::Feed>()); break;
+    case InstructionKind::kFetch: fetch(d, i, *i.as<work::Fetch>()); break;
+    case InstructionKind::kSend: send(d, i, *i.as<work::Send>()); break;
+    case InstructionKind::kReceive:
+      if (!receive(d, i, *i.as<work::Receive>())) return false;
+      break;
+    case InstructionKind::kCopy:
+      for (size_t k = 0; k < i.out.size(); ++k) {
+        if (const auto rows = rows_of(d, i.in.at(k)); !rows.empty())
+          write_rows(d, i.out[k], rows);
+        else if (buffer(d, i.out[k]).bytes > 0)
+          write(d, i.out[k], *read(d, i.in[k]));
+      }
+      break;
+    case InstructionKind::kVote: {
+      const Held loss = read(d, i.in.at(0));
+      if (loss->tensor != ref_.root(ref_.output("loss")) || !loss->terms.whole())
+        refuse("expected the loss of the whole batch, found {}", describe(ref_, *loss));
+      break;
+    }
+    case InstructionKind::kCommit: break;
+  }
+  ++walked_;
+  ++d.at.instruction;
+  return true;
+}
+
+// A slice of whole rows is the bytes that they are: the rows may be terms of one sum, which are no part of one value.
+bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
+  if (k.op == OpCode::k_concat && attr_int(k.attrs, "axis") == 0) {
+    std::vector<Held> values;
+    for (const BufferId id : i.in) values.push_back(read(d, id));
+    if (!are_rows(values)) {
+      reads_.clear();
+      return false;
+    }
+    std::vector<Memory::Part> parts;
+    for (size_t n = 0; n < values.size(); ++n) parts.push_back({buffer(d, i.in[n]).bytes, values[n]});
+    write_rows(d, i.out.at(0), parts);
+    return true;
+  }
+  if (k.op != OpCode::k_local_slice && k.op != OpCode::k_part_view) return false;
+  const Ints& s = attr_ints(k.attrs, "sub_axis");
+  const Buffer& x = buffer(d, i.in.at(0));
+  if (s.at(0) != 0 || s.at(1) != 1 || x.dims.empty() || element_count(x.dims) == 0) return false;
+  const int64_t row = x.bytes / x.dims[0] * s.at(2);
+  const int64_t begin = attr_int(k.attrs, "begin"), n = attr_int(k.attrs, "end") - begin;
+  Place at = place_of(d.program, i.in[0], now(d).version);
+  at.begin += begin * row, at.bytes = n * row;
+  const Held value = n > 0 ? d.memory.read(at, x.dtype) : nullptr;
+  if (!value) return false;
+  reads_.push_back(value);
+  write(d, i.out.at(0), *value);
+  return true;
+}
+
+void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
+  if (rows(d, i, k)) return;
+  check_in_place(d, i, k);
+  KernelCall call{
+      .code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples), .name = i.name};
+  std::vector<Held> held;
+  for (const BufferId id : i.in) {
+    held.push_back(id == kNone ? nullptr : read(d, id));
+    call.in.push_back({held.back().get(), id == kNone ? Dims{} : buffer(d, id).dims});
+  }
+  for (const BufferId id : i.out) call.out.push_back({buffer(d, id).dims, buffer(d, id).dtype});
+  if (std::all_of(call.out.begin(), call.out.end(), [](const Result& r) { return element_count(r.local) == 0; }))
+    return;
+  std::vector<Value> made = kernels_.run(call);
+  for (size_t o = 0; o < made.size() && o < i.out.size(); ++o)
+    if (i.out[o] != kNone) write(d, i.out[o], std::move(made[o]));
+}
+
+// A kernel that writes where it reads does so as its op declares it: on the whole of that operand.
+void Walk::check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const {
+  OpView view{k.op, &k.attrs, {}, {}, {}};
+  const auto type = [&](BufferId id) {
+    return id == kNone ? TensorType{} : TensorType{buffer(d, id).dtype, buffer(d, id).dims};
+  };
+  for (const BufferId id : i.in) view.present.push_back(id != kNone), view.inputs.push_back(type(id));
+  for (const BufferId id : i.out) view.outputs.push_back(type(id));
+  const std::vector<Alias> aliases = aliases_of(view);
+  const int32_t version = now(d).version;
+  for (size_t o = 0; o < i.out.size(); ++o) {
+    if (i.out[o] == kNone || buffer(d, i.out[o]).kind == BufferKind::kStep) continue;
+    const Place to = place_of(d.program, i.out[o], version);
+    for (size_t n = 0; n < i.in.size(); ++n) {
+      if (i.in[n] == kNone || buffer(d, i.in[n]).kind == BufferKind::kStep) continue;
+      const Place from = place_of(d.program, i.in[n], version);
+      const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Alias& a) {
+        return a.output == static_cast<int>(o) && a.input == static_cast<int>(n);
+      });
+      const bool here = to == from;
+      const bool meets =
+          to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
+      const char* result = buffer(d, i.out[o]).name.c_str();
+      if (alias != aliases.end() && alias->must && !here && to.bytes > 0)
+        refuse("it works in place, and {} lies elsewhere than {}", result, buffer(d, i.in[n]).name);
+      if (meets && !(here && alias != aliases.end()))
+        refuse("it writes {} where it reads {}", result, buffer(d, i.in[n]).name);
+    }
+    for (size_t p = 0; p < o; ++p) {
+      if (i.out[p] == kNone) continue;
+      const Place other = place_of(d.program, i.out[p], version);
+      if (to.space == other.space && to.begin < other.begin + other.bytes && other.begin < to.begin + to.bytes)
+        refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
+    }
+  }
+}
+
+void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
+  const PlanInput& input = entry_.inputs[static_cast<size_t>(f.input)];
+  const TensorId id = ref_.input(input.name);
+  if (id == kNone || ref_.tensor(id).dims != input.dims || ref_.tensor(id).dtype != input.dtype)
+    refuse("input {} is none of the one-device program", input.name);
+  Region region = Region::whole(input.dims);
+  if (input.batch_dim >= 0) {
+    const SampleCut& cut = d.row->samples.at(static_cast<size_t>(f.samples));
+    const Interval range = f.whole_batch ? cut.whole : samples(d, f.samples);
+    const auto b = static_cast<size_t>(input.batch_dim);
+    const int64_t each = input.dims[b] / entry_.batch;
+    std::vector<Digit> digits = region.digits();
+    digits[b].set = Set(Interval{range.begin * each, range.end * each});
+    region = Region(std::move(digits));
+  }
+  Value v{.tensor = ref_.root(id), .dtype = input.dtype};
+  v.region = std::move(region);
+  write(d, i.out.at(0), std::move(v));
+}
+
+void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
+  const PlanOutput& port = entry_.outputs[static_cast<size_t>(f.output)];
+  if (!hands_over(*d.row, port) || element_count(buffer(d, i.in.at(0)).dims) == 0) return;
+  const Held value = read(d, i.in.at(0));
+  const TensorId id = ref_.output(port.name);
+  if (id == kNone) refuse("the one-device program has no output {}", port.name);
+  std::vector<SubAxisCut> cuts;
+  if (!port.parts.axes.empty())
+    cuts = cuts_of(port.dims, port.parts, plan_.meshes[static_cast<size_t>(port.mesh)].axes, d.row->coordinates);
+  if (port.merge == OutputMerge::kConcat && port.batch_dim >= 0) {
+    const SampleCut& cut = d.row->samples.at(static_cast<size_t>(f.samples));
+    const Interval range = f.whole_batch ? cut.whole : samples(d, f.samples);
+    const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry_.batch;
+    cuts.push_back({SubAxis{port.batch_dim, 1, inner}, entry_.batch, range});
+  }
+  const Region wanted = region_of(port.dims, part_of(port.dims, cuts));
+  const auto found = value->region.in(port.dims);
+  const bool right = value->tensor == ref_.root(id) && value->terms.whole() && found && same(*found, wanted);
+  if (!right) {
+    Value expected{.tensor = id};
+    expected.region = wanted;
+    refuse("output {}: expected {}, found {}", port.name, describe(ref_, expected), describe(ref_, *value));
+  }
+  fetched_[static_cast<size_t>(f.output)] += wanted.size();
+}
+
+bool Walk::collective(Device& d, const work::Collective& c) {
+  const int32_t part = part_of_[static_cast<size_t>(c.group)][static_cast<size_t>(d.at.device)];
+  if (part < 0) refuse("group {} has no part with this device", plan_.groups[static_cast<size_t>(c.group)].axis);
+  Meeting& meeting = meetings_[{c.group, part}];
+  if (meeting.members.empty())
+    meeting.members = plan_.groups[static_cast<size_t>(c.group)].parts[static_cast<size_t>(part)];
+  d.waits = true;
+  if (++meeting.arrived < meeting.members.size()) return false;
+  meet(meeting, c);
+  meeting.arrived = 0;
+  for (const int32_t m : meeting.members) {
+    Device& member = devices_[static_cast<size_t>(m)];
+    member.waits = false;
+    ++member.at.instruction, ++walked_;
+  }
+  return true;
+}
+
+void Walk::meet(const Meeting& meeting, const work::Collective& c) {
+  std::vector<const Instruction*> list;
+  for (const int32_t m : meeting.members) {
+    const Device& d = devices_[static_cast<size_t>(m)];
+    const Instruction& i = instruction(d.at);
+    const auto* theirs = i.as<work::Collective>();
+    if (!theirs || theirs->op != c.op || theirs->group != c.group || theirs->combine != c.combine ||
+        !(theirs->cuts == c.cuts) || !(theirs->to == c.to) || i.in.size() != instruction(here_).in.size())
+      refuse("device {} is at {} '{}', another collective than the others'", m, i.verb(), i.name);
+    list.push_back(&i);
+  }
+  const size_t operands = list[0]->in.size();
+  std::vector<std::vector<Held>> results(operands);
+  for (size_t k = 0; k < operands; ++k) {
+    Exchange e{.work = &c, .operand = k, .in = {}, .in_dims = {}, .out_dims = {}};
+    reads_.clear();
+    for (size_t m = 0; m < list.size(); ++m)
+      check_gathered(devices_[static_cast<size_t>(meeting.members[m])], *list[m], c, k, m);
+    if (gather_rows(meeting, c, k)) continue;
+    for (size_t m = 0; m < list.size(); ++m) {
+      Device& d = devices_[static_cast<size_t>(meeting.members[m])];
+      e.in.push_back(read(d, list[m]->in[k]));
+      e.in_dims.push_back(buffer(d, list[m]->in[k]).dims);
+      e.out_dims.push_back(buffer(d, list[m]->out.at(k)).dims);
+    }
+    const bool empty =
+        std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
+    if (empty) continue;
+    results[k] = exchanged(ref_, e);
+  }
+  for (size_t k = 0; k < operands; ++k)
+    for (size_t m = 0; m < results[k].size(); ++m)
+      write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
+}
+
+// Are there terms of one sum that others beside them do not have? They are rows of their own, not parts of one value.
+bool Walk::are_rows(const std::vector<Held>& values) const {
+  const auto partial = std::find_if(values.begin(), values.end(), [](const Held& v) { return !v->terms.whole(); });
+  if (partial == values.end()) return false;
+  const bool counted = values.size() > 1 && (*partial)->terms.counted();
+  return (counted ||
+          std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); })) &&
+         std::all_of(values.begin(), values.end(), [&](const Held& v) {
+           return ref_.constant(v->tensor) || (v->tensor == (*partial)->tensor && !v->terms.whole());
+         });
+}
+
+// What lies in a buffer, as rows; empty: it is one value.
+std::vector<Memory::Part> Walk::rows_of(Device& d, BufferId id) {
+  const Buffer& b = buffer(d, id);
+  if (b.kind == BufferKind::kStep || b.bytes == 0) return {};
+  std::vector<Memory::Part> parts = d.memory.parts(place_of(d.program, id, now(d).version));
+  std::vector<Held> values;
+  for (const Memory::Part& p : parts) values.push_back(p.value);
+  return are_rows(values) ? parts : std::vector<Memory::Part>{};
+}
+
+void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows) {
+  const Buffer& b = buffer(d, id);
+  Place at = place_of(d.program, id, now(d).version);
+  const int64_t end = at.begin + at.bytes;
+  for (const Memory::Part& p : rows) {
+    if (p.value->dtype != b.dtype || p.value->region.size() * static_cast<int64_t>(size_of(b.dtype)) != p.bytes ||
+        at.begin + p.bytes > end)
+      refuse("{} is put in the place of {} bytes of {}", describe(ref_, *p.value), p.bytes, b.name);
+    at.bytes = p.bytes;
+    d.memory.write(at, p.value);
+    at.begin += p.bytes;
+  }
+  if (at.begin != end) refuse("rows leave {} bytes of {} as they were", end - at.begin, b.name);
+}
+
+// What is gathered in its own place lies where the member's interval does.
+void Walk::check_gathered(const Device& d, const Instruction& i, const work::Collective& c, size_t operand,
+                          size_t member) const {
+  const Buffer &part = buffer(d, i.in.at(operand)), &whole = buffer(d, i.out.at(operand));
+  if (part.kind == BufferKind::kStep || part.bytes == 0 || whole.bytes == 0) return;
+  const Place from = place_of(d.program, i.in[operand], now(d).version);
+  const Place to = place_of(d.program, i.out[operand], now(d).version);
+  const bool meets = to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
+  if (!meets || to == from) return;
+  if (c.op != OpCode::k_all_gather) return;
+  const SubAxisCuts& cuts = c.cuts.at(operand);
+  const bool rows = cuts.sub_axis.dim == 0 && cuts.sub_axis.outer == 1;
+  const int64_t row = whole.bytes / whole.dims.at(0) * cuts.sub_axis.inner;
+  if (!rows || from.begin != to.begin + cuts.cuts.at(member).begin * row)
+    refuse("{} lies within {}, and not where its interval does", part.name, whole.name);
+}
+
+// An all_gather of rows, one member's behind the other's; false: it is none.
+bool Walk::gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand) {
+  if (c.op != OpCode::k_all_gather) return false;
+  const SubAxisCuts& cuts = c.cuts.at(operand);
+  if (cuts.sub_axis.dim != 0 || cuts.sub_axis.outer != 1) return false;
+  std::vector<Memory::Part> all;
+  for (size_t m = 0; m < meeting.members.size(); ++m) {
+    Device& d = devices_[static_cast<size_t>(meeting.members[m])];
+    const Instruction& i = instruction(d.at);
+    const Buffer& out = buffer(d, i.out.at(operand));
+    const Place from = place_of(d.program, i.in.at(operand), now(d).version);
+    if (element_count(out.dims) == 0 || buffer(d, i.in[operand]).kind == BufferKind::kStep ||
+        from.bytes != cuts.cuts.at(m).size() * cuts.sub_axis.inner * (out.bytes / out.dims[0]))
+      return false;
+    const std::vector<Memory::Part> parts = d.memory.parts(from);
+    if (from.bytes > 0 && parts.empty()) return false;
+    all.insert(all.end(), parts.begin(), parts.end());
+  }
+  std::vector<Held> values;
+  for (const Memory::Part& p : all) values.push_back(p.value);
+  if (!are_rows(values)) return false;
+  for (const int32_t m : meeting.members) {
+    Device& d = devices_[static_cast<size_t>(m)];
+    write_rows(d, instruction(d.at).out[operand], all);
+  }
+  return true;
+}
+
+void Walk::send(Device& d, const Instruction& i, const work::Send& s) {
+  const Held value = read(d, i.in.at(0));
+  const Link& link = entry_.links[static_cast<size_t>(s.link)];
+  std::map<int32_t, Message> messages;
+  for (const Transfer& t : link.transfers) {
+    if (t.from != d.at.device) continue;
+    Message& m = messages[t.to];
+    const Dims& local = buffer(d, i.in[0]).dims;
+    const auto region = t.source.size() == local.size() ? box_of(value->region, local, t.source) : std::nullopt;
+    if (!region) no_rule("a message with a part of {}", describe(ref_, *value));
+    Value part = *value;
+    part.region = *region;
+    m.values.push_back(std::make_shared<const Value>(std::move(part)));
+  }
+  for (auto& [to, message] : messages) channels_[{s.link, d.at.device, to}].push_back(std::move(message));
+}
+
+bool Walk::receive(Device& d, const Instruction& i, const work::Receive& r) {
+  const Link& link = entry_.links[static_cast<size_t>(r.link)];
+  std::map<int32_t, size_t> taken;  // transfers of each sender
+  for (const Transfer& t : link.transfers)
+    if (t.to == d.at.device && channels_[{r.link, t.from, t.to}].empty()) return false;
+  std::vector<Piece> pieces;
+  for (const Transfer& t : link.transfers) {
+    if (t.to != d.at.device) continue;
+    const Message& m = channels_[{r.link, t.from, t.to}].front();
+    const Held& value = m.values.at(taken[t.from]++);
+    pieces.push_back({value, t.target});
+    reads_.push_back(value);
+  }
+  for (const auto& [from, n] : taken) channels_[{r.link, from, d.at.device}].pop_front();
+  const Dims& local = buffer(d, i.out.at(0)).dims;
+  if (element_count(local) == 0) return true;
+  int64_t elements = 0;
+  for (const Piece& p : pieces) {
+    if (p.at.size() != local.size()) refuse("a message of {} dimensions for {}", p.at.size(), to_string(local));
+    elements += p.value->region.size();
+  }
+  if (elements < element_count(local)) {
+    // Only what is read through a window has places where nothing is.
+    if (!ref_.has_windows()) refuse("a message of {} elements for {}", elements, to_string(local));
+    no_rule("a message that leaves zeros in {}", to_string(local));
+  }
+  const Held value = joined(pieces, local);
+  write(d, i.out[0], *value);
+  return true;
+}
+
+// Every copy of every variable is what the one-device program makes of it.
+void Walk::end(Device& d) {
+  for (size_t v = 0; v < plan_.variables.size(); ++v) {
+    const PlanVariable& variable = plan_.variables[v];
+    if (variable.mesh != d.row->mesh) continue;
+    const Held before = initial(d, static_cast<int32_t>(v));
+    if (!before || before->region.size() == 0) continue;
+    const TensorId wanted = ref_.after_step(ref_.variable(variable.name));
+    Held after = before;
+    for (size_t b = 0; b < d.program.buffers.size(); ++b) {
+      const Buffer& x = d.program.buffers[b];
+      if (x.kind == BufferKind::kVariable && x.alias == kNone && x.ref == static_cast<int32_t>(v))
+        after = d.memory.read(place_of(d.program, static_cast<BufferId>(b), 0), x.dtype);
+    }
+    Value expected = *before;
+    expected.tensor = wanted;
+    if (after && after->tensor == wanted && after->terms.whole() && same_box(*after, *before, variable.dims)) continue;
+    if (after) reads_ = {after};
+    refuse("device {} ends with {} in the place of variable {}; expected {}", d.at.device,
+           after ? describe(ref_, *after) : "several things", variable.name, describe(ref_, expected));
+  }
+}
+
+void Walk::end() {
+  for (size_t o = 0; o < entry_.outputs.size(); ++o) {
+    const PlanOutput& port = entry_.outputs[o];
+    const int64_t whole = element_count(port.dims);
+    const bool right = port.merge == OutputMerge::kConcat ? fetched_[o] == whole : fetched_[o] >= whole;
+    if (!right) refuse("of output {}, {} of {} elements are fetched", port.name, fetched_[o], whole);
+  }
+  for (const auto& [channel, left] : channels_)
+    if (!left.empty())
+      refuse("device {} sends {} to device {}, which does not take it", channel[1],
+             entry_.links[static_cast<size_t>(channel[0])].name, channel[2]);
+}
+
+}  // namespace whale::proof
