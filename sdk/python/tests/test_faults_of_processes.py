@@ -120,7 +120,7 @@ MOST_SECONDS = 30 + float(TIMEOUT)  # from the fault to the error that names the
 
 
 def left():
-    return {p.name for p in pathlib.Path("/dev/shm").iterdir()}
+    return {p.name for p in pathlib.Path("/dev/shm").iterdir() if not p.name.startswith("whale_test_")}  # of unit tests beside this
 
 
 def segments(pids):
