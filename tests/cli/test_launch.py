@@ -13,7 +13,12 @@ import time
 import pytest
 from test_cli import WHALE, whale
 
-RANK = "import os, sys, time, signal; rank = int(os.environ['RANK'])\n"
+# A signal that comes just before a sleep begins is heard when it has ended.
+RANK = """import os, sys, time, signal
+rank = int(os.environ['RANK'])
+def rest():
+    while True: time.sleep(0.05)
+"""
 
 
 def launch(*arguments, code=0, env=None, cwd=None):
@@ -282,7 +287,7 @@ os.write(1, f"got {rank} {len(got)}\\n".encode())
 
 
 def test_ranks_that_end_well_on_a_signal_are_a_success(mark):
-    run, _ = begun("-n", 3, *python("signal.signal(15, lambda *_: sys.exit(0)); print(rank, flush=True); time.sleep(600)"), mark)
+    run, _ = begun("-n", 3, *python("signal.signal(15, lambda *_: sys.exit(0)); print(rank, flush=True); rest()"), mark)
     run.terminate()
     run.communicate(timeout=30)
     assert run.returncode == 0
@@ -297,7 +302,7 @@ def test_a_rank_that_is_stopped_hears_a_signal_too(mark):
 
 
 def test_who_does_not_end_long_after_another_has_on_a_signal_is_killed(mark):
-    text = "signal.signal(15, signal.SIG_IGN if rank == 1 else lambda *_: sys.exit(0)); print(rank, flush=True); time.sleep(600)"
+    text = "signal.signal(15, signal.SIG_IGN if rank == 1 else lambda *_: sys.exit(0)); print(rank, flush=True); rest()"
     run, _ = begun("-n", 2, *python(text), mark, ranks=2)
     start = time.monotonic()
     run.terminate()
@@ -475,7 +480,7 @@ def test_ranks_on_hosts_end_together(mark, ssh):
 
 
 def test_signals_reach_ranks_on_hosts(mark, ssh):
-    text = "signal.signal(2, lambda *_: [print('heard', flush=True), sys.exit(0)]); print(rank, flush=True); time.sleep(600)"
+    text = "signal.signal(2, lambda *_: [print('heard', flush=True), sys.exit(0)]); print(rank, flush=True); rest()"
     run, _ = begun("--hosts", "a,b:2", *python(text), mark, env=ssh)
     os.killpg(run.pid, signal.SIGINT)
     out, _ = run.communicate(timeout=30)
