@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kNanosecondsToTell = 500'000'000;  // until a rank has told where it is
 constexpr size_t kMostPlaces = 3;                    // that it tells
+constexpr double kStoodStill = 2;  // seconds between two looks of a rank that waits: it, or its host, was stopped
 
 template <class Is>
 bool any_instruction(const Entry& entry, Is is) {
@@ -503,7 +504,7 @@ void Executor::look_at_others() {
   const int64_t now = now_nanoseconds(), before = std::exchange(looked_, now);
   const auto since = [&](int64_t then) { return static_cast<double>(now - then) * 1e-9; };
   // Who was stopped itself has not listened either.
-  if (is_at_work() || (before > moved_ && since(before) > asks_after()))
+  if (is_at_work() || (before > moved_ && since(before) > std::max(asks_after(), kStoodStill)))
     return moved_.store(now, std::memory_order_relaxed);
   if (const int left = somebody_who_left(world); left >= 0) {
     tell_place(kNone);
@@ -647,10 +648,11 @@ void Executor::add_places() {
   if (joined.empty()) return;
   // Where all others wait, it is for the one that does not.
   const auto works = [](const RankPlace& place) { return !place.waits && !place.what.empty(); };
-  if (error_->where().rank < 0 && std::count_if(places_.begin(), places_.end(), works) == 1)
-    error_->at_rank(static_cast<int>(std::find_if(places_.begin(), places_.end(), works) - places_.begin()));
+  int at_fault = error_->where().rank;
+  if (is_stuck_ && begun_.late().empty() && std::count_if(places_.begin(), places_.end(), works) == 1)
+    at_fault = static_cast<int>(std::find_if(places_.begin(), places_.end(), works) - places_.begin());
   Error full(error_->code(), fmt::format("{}; in {} {}", error_->message(), run_text(values_.iteration), joined));
-  full.at_rank(error_->where().rank).with_damage(error_->damage());
+  full.at_rank(at_fault).with_damage(error_->damage());
   error_ = std::move(full);
 }
 

@@ -547,7 +547,7 @@ TEST_CASE("a rank that is at work is waited for, and nobody is warned of it") {
 
 TEST_CASE("a rank that is at one instruction for longer than the patience is given up, and named") {
   Rigs rigs(3, [](World& world) { world.patience = 1; });
-  rigs.sleep_at_work(1, 4000);
+  rigs.sleep_at_work(1, 6000);
   const auto errors = rigs.step(3);
   for (const size_t r : {0, 2}) {
     REQUIRE(errors[r]);
