@@ -506,11 +506,13 @@ void Executor::look_at_others() {
   // Who was stopped itself has not listened either.
   if (is_at_work() || (before > moved_ && since(before) > std::max(asks_after(), kStoodStill)))
     return moved_.store(now, std::memory_order_relaxed);
-  if (const int left = somebody_who_left(world); left >= 0) {
+  const double seconds = still_seconds();
+  // One that had begun may have sent all that this run needs of it, and others still do.
+  const bool is_long = world.warns_after > 0 && seconds >= world.warns_after;
+  if (const int left = who_left(world, is_long ? all_ranks(world) : begun_.late()); left >= 0) {
     tell_place(kNone);
     return stop(has_left(world, left));
   }
-  const double seconds = still_seconds();
   if (asking_ < now - static_cast<int64_t>(seconds * 1e9)) asking_ = now;
   if (seconds >= world.patience) {
     const std::vector<int32_t> late = begun_.late();
@@ -519,7 +521,7 @@ void Executor::look_at_others() {
     stop(late.empty() ? why : why.at_rank(late[0]));
     return;
   }
-  if (!warned_ && world.warns_after > 0 && seconds >= world.warns_after) {
+  if (!warned_ && is_long) {
     warned_ = true;
     if (machine_.warn) machine_.warn(waiting_text(seconds));
   }

@@ -50,11 +50,13 @@ class Reading final : private Ear::Listener, private Lookout {
     } catch (const Stopped& stopped) {
       return end(stopped.error(), true);
     }
-    if (const int left = somebody_who_left(*machine_.world()); left >= 0)
-      return end(has_left(*machine_.world(), left), true);
     const double patience = machine_.world()->patience;
-    if (patience <= 0 || static_cast<double>(now_nanoseconds() - began_) < patience * 1e9) return;
+    const auto waited = static_cast<double>(now_nanoseconds() - began_) * 1e-9;
+    if (waited < kSecondsOnTheWay) return;
     const std::vector<int32_t> late = begun_.late();
+    if (const int left = who_left(*machine_.world(), late); left >= 0)
+      return end(has_left(*machine_.world(), left), true);
+    if (patience <= 0 || waited < patience) return;
     Error why = late.empty() ? error(Code::kDeadlineExceeded, "the other ranks' parts of the variable do not come")
                              : error(Code::kDeadlineExceeded, "{} to read the variable, as rank {} has",
                                      have_not_begun(late, *machine_.world()), machine_.wire()->rank());

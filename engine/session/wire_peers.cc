@@ -50,8 +50,9 @@ WirePeers::~WirePeers() { machine_.ear()->listen(nullptr); }
 template <class Body>
 std::invoke_result_t<Body> WirePeers::within(double seconds, bool cancellable, Body body) {
   cancellable_now_ = cancellable && cancellable_;
-  until_ = std::chrono::steady_clock::now() +
-           std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  since_ = std::chrono::steady_clock::now();
+  until_ =
+      since_ + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
   try {
     return body();
   } catch (const Aborted&) {
@@ -120,17 +121,22 @@ void WirePeers::hear(const Notice& notice) noexcept {
 void WirePeers::look() {
   try {
     if (cancellable_now_) Watch::look();
-    if (const int left = somebody_who_left(*machine_.world()); left >= 0)
-      return end(has_left(*machine_.world(), left), true);
-    if (std::chrono::steady_clock::now() <= until_) return;
+    const World& world = *machine_.world();
+    const auto now = std::chrono::steady_clock::now();
+    const double waited = std::chrono::duration<double>(now - since_).count();
     const std::vector<int32_t> late = begun_.late();
+    if (waited >= kSecondsOnTheWay) {
+      const bool is_long = world.warns_after > 0 && waited >= world.warns_after;
+      if (const int left = who_left(world, is_long ? all_ranks(world) : late); left >= 0)
+        return end(has_left(world, left), true);
+    }
+    if (now <= until_) return;
     if (late.empty())
       end(error(Code::kDeadlineExceeded, "one of the other ranks does not answer, with which this one wants to {}",
                 what_),
           true);
     else
-      end(error(Code::kDeadlineExceeded, "{} to {}, as rank {} has", have_not_begun(late, *machine_.world()), what_,
-                rank())
+      end(error(Code::kDeadlineExceeded, "{} to {}, as rank {} has", have_not_begun(late, world), what_, rank())
               .at_rank(late[0]),
           true);
   } catch (const Stopped& stopped) {

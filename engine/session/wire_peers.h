@@ -49,7 +49,7 @@ class WirePeers final : public Peers, private Ear::Listener, private Lookout {
   std::vector<Way> ways_;
   Beginners begun_;
   bool cancellable_ = true;
-  std::chrono::steady_clock::time_point until_ = {};  // of this call, as the next
+  std::chrono::steady_clock::time_point since_ = {}, until_ = {};  // of this call, as the next
   bool cancellable_now_ = true;
   std::mutex mutex_;
   std::optional<Error> error_;  // the first, and whether it is this rank's

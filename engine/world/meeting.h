@@ -24,7 +24,7 @@ struct MeetingOptions {
   std::string token;            // of the job; empty: any process that reaches the port may join
   double timeout_seconds = 30;  // of a rank that is silent, and of one that does not come
   std::string self = {};        // who this is, for messages: "host 'a', process 17"
-  std::function<void(int rank, const std::string& why)> lost;  // on a thread of the meeting's; once a rank
+  std::function<void(int rank, const std::string& why)> lost = {};  // on a thread of the meeting's; once a rank
   // What this rank is at, for the others when it is lost; asked each time that it says "here", on a thread of the
   // meeting's. Null: nobody knows.
   std::function<std::string()> at = {};

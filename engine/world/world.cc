@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <sstream>
 
 #include "base/error.h"
@@ -105,10 +106,16 @@ std::string text_of_rank(const World& world, int rank) {
                                 : fmt::format("rank {}", rank);
 }
 
-int somebody_who_left(const World& world) {
-  for (int r = 0; world.has_left && r < world.size(); ++r)
-    if (r != world.rank() && world.has_left(r)) return r;
+int who_left(const World& world, const std::vector<int32_t>& ranks) {
+  for (const int32_t r : ranks)
+    if (world.has_left && r != world.rank() && world.has_left(r)) return r;
   return -1;
+}
+
+std::vector<int32_t> all_ranks(const World& world) {
+  std::vector<int32_t> all(static_cast<size_t>(world.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 std::vector<int32_t> ranks_of_devices(int ranks, size_t devices) {

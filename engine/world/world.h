@@ -66,8 +66,11 @@ struct World {
 
 // "rank 1 (host 'a')"; without the host where all are on one.
 std::string text_of_rank(const World& world, int rank);
-// A rank that has left the world, which runs nothing any more; -1: none, as far as is known.
-int somebody_who_left(const World& world);
+// The first of these ranks that has left the world, which runs nothing any more; -1: none, as far as is known. What it
+// sent before may still be on its way.
+int who_left(const World& world, const std::vector<int32_t>& ranks);
+inline constexpr double kSecondsOnTheWay = 1;  // of a short letter, at most
+std::vector<int32_t> all_ranks(const World& world);
 
 // The rank of each device of a plan: even runs of devices. Throws invalid where a rank would have none.
 std::vector<int32_t> ranks_of_devices(int ranks, size_t devices);

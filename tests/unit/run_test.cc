@@ -579,6 +579,15 @@ TEST_CASE("a rank whose letters do not come is doubted, and one that has left en
   CHECK(doubted == std::vector<int>{1});
 }
 
+TEST_CASE("a rank that had begun and has left does not end what the others still do") {
+  Rigs rigs(3, [](World& world) {
+    world.patience = 30, world.warns_after = 4;
+    world.has_left = [](int rank) { return rank == 2; };
+  });
+  rigs.sleep_at_work(1, 1600);
+  for (const auto& error : rigs.step(3)) CHECK_MESSAGE(!error, (error ? error->message() : ""));
+}
+
 TEST_CASE("a rank that has not begun is warned of once, and then ends the run") {
   Rigs rigs(2, [](World& world) { world.patience = 2, world.warns_after = 0.2; });
   std::vector<std::string> warnings;

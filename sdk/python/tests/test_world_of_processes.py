@@ -210,6 +210,17 @@ def interrupted(process, what):
     process.send_signal(signal.SIGINT)
 
 
+def interrupted_then_late(first, second):
+    """What both have printed: the first is interrupted while it waits, and then the second comes to it."""
+    interrupted(first, "waits")
+    assert first.stdout.readline().strip() == "interrupted"
+    second.stdin.write("\n")
+    second.stdin.flush()
+    (out, err, code), (out_late, err_late, code_late) = ends([first, second])
+    assert (code, err, code_late, err_late) == (0, "", 0, "")
+    return out, out_late
+
+
 # Also where whoever started the tests ignores Ctrl-C.
 CAUGHT = "import signal, whale as wh; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
@@ -243,12 +254,7 @@ job ={PROGRAM.split("job =")[1]}print(step(0).hex())
     port = free_port()
     second = start(late, 1, 2, port)
     first = start(early, 0, 2, port)
-    interrupted(first, "waits")
-    assert first.stdout.readline().strip() == "interrupted"
-    second.stdin.write("\n")
-    second.stdin.flush()
-    (out, err, code), (out_late, err_late, code_late) = ends([first, second])
-    assert (code, err, code_late, err_late) == (0, "", 0, "")
+    out, out_late = interrupted_then_late(first, second)
     told, value = out_late.splitlines()
     assert told.startswith("0 rank 0 opens no session: opening the session was cancelled") and [value] == out.split()
 
@@ -277,12 +283,7 @@ print(step(0).hex())
 """
     port = free_port()
     first, second = start(early, 0, 2, port), start(late, 1, 2, port)
-    interrupted(first, "waits")
-    assert first.stdout.readline().strip() == "interrupted"
-    second.stdin.write("\n")
-    second.stdin.flush()
-    (out, err, code), (out_late, err_late, code_late) = ends([first, second])
-    assert (code, err, code_late, err_late) == (0, "", 0, "")
+    out, out_late = interrupted_then_late(first, second)
     assert out_late.split() == ["Cancelled", "0", *out.split()]
 
 
