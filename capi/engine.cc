@@ -4,6 +4,7 @@
 #include "handles.h"
 #include "ops/op.h"
 #include "probe/probe.h"
+#include "validate/validate.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -120,6 +121,16 @@ whale_status* whale_engine_probe_json(whale_engine* engine, const whale_cluster*
     if (world != nullptr) options.world = world->worlds->next();
     options.cancel = cancel == nullptr ? nullptr : &cancel->cancel->flag();
     *out = make_text(text_of(probe(*engine->backends, devices, options).json()));
+  });
+}
+
+whale_status* whale_engine_validate_json(whale_engine* engine, whale_str path, whale_str form, whale_str profiles,
+                                         whale_text* out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    const ValidateOptions options{.form = text(form, "form"), .profiles = text(profiles, "profiles")};
+    *out = make_text(text_of(validate(nonempty(path, "path"), options)));
   });
 }
 

@@ -733,6 +733,11 @@ WHALE_API void whale_world_release(whale_world *world);
  * call it with the devices of all of them, and each gets the same text. UNIMPLEMENTED: devices that compute nothing, or are there for tests. */
 WHALE_API whale_status *whale_engine_probe_json(whale_engine *engine, const whale_cluster *cluster, whale_world *world /* may be NULL */,
                                                 whale_cancel *cancel /* may be NULL */, whale_text *out);
+/* What libwhale's cost model and planner say of rows that somebody measured (docs/validation.md): JSON with `form`, `rows`, what that form
+ * measures (`mean_absolute_error_percent`, `spearman`, `regret`), `groups` and `text`, lines for a person. `path`: a file; `form`: empty for the
+ * one that the file's columns tell; `profiles`: a folder that the form reads besides, may be empty. Runs nothing. */
+WHALE_API whale_status *whale_engine_validate_json(whale_engine *engine, whale_str path, whale_str form, whale_str profiles,
+                                                   whale_text *out);
 
 /* ---- session: a plan on real devices --------------------------------------------------------------------------------------- */
 typedef struct whale_session whale_session;

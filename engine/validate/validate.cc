@@ -1,0 +1,36 @@
+#include "validate/validate.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "validate/csv.h"
+
+namespace whale {
+
+bool has_columns(const std::string& path, const std::vector<std::string_view>& columns) {
+  if (!path.ends_with(".csv")) return false;
+  const Csv csv = read_csv(path);
+  return std::ranges::all_of(columns, [&](std::string_view c) { return csv.has(c); });
+}
+
+const std::vector<ValidateForm>& validate_forms() {
+  static const std::vector<ValidateForm> forms{};
+  return forms;
+}
+
+Json validate(const std::string& path, const ValidateOptions& options) {
+  std::string names;
+  for (const ValidateForm& form : validate_forms()) {
+    if (options.form.empty() ? form.is(path) : options.form == form.name) {
+      Json out{{"form", form.name}};
+      out.update(form.validate(path, options));
+      return out;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(form.name);
+  }
+  if (options.form.empty())
+    throw invalid("{} has the columns of no form that is known ({}); give its form", path, names);
+  throw invalid("no form '{}'; there are {}", options.form, names);
+}
+
+}  // namespace whale
