@@ -142,12 +142,16 @@ class Dealer {
       const bool one = of_kind_[k].size() == 1;
       std::string room;
       if (room_[k] == r_.units)
-        room = "room for all of them";
+        room = "could take all of them";
       else
-        room = fmt::format("{}{}, {}", room_[k] < 1 ? "no room" : "room for " + units_text(room_[k]),
+        room = fmt::format("{}{}: {}", room_[k] < 1 ? "no room" : "room for " + units_text(room_[k]),
                            one ? "" : " each", lacking(worker, std::max(room_[k] + 1, low_)));
-      each.push_back(fmt::format("'{}' (worker{} {}): {}", brief(worker.name), one ? "" : "s",
-                                 devices_text(of_kind_[k], 4), room));
+      each.push_back(fmt::format("'{}' (worker{} {}) {}{}", brief(worker.name), one ? "" : "s",
+                                 devices_text(of_kind_[k], 4),
+                                 room_[k] == r_.units ? ""
+                                 : one                ? "has "
+                                                      : "have ",
+                                 room));
     }
     const std::string what = lacks > 0 ? fmt::format("room for {} is missing", units_text(lacks))
                                        : "not all have room for what they hold without any";
@@ -338,13 +342,13 @@ class Dealer {
     for (const Member& m : worker.members)
       if (const double bytes = bytes_of(worker, m, units);
           m.memory != Member::kNoLimit && bytes > static_cast<double>(m.memory))
-        each.push_back(fmt::format("{}{} of {}", worker.members.size() > 1 ? fmt::format("'{}' ", brief(m.name)) : "",
-                                   bytes_text(bytes), bytes_text(static_cast<double>(m.memory))));
-    return fmt::format("{} would need {}", units_text(units), fmt::join(each, ", "));
+        each.push_back(fmt::format("{} needs {} {} and has {}",
+                                   worker.members.size() > 1 ? fmt::format("'{}'", brief(m.name)) : "it",
+                                   bytes_text(bytes), units == 0 ? "without any unit" : "for " + units_text(units),
+                                   bytes_text(static_cast<double>(m.memory))));
+    return fmt::format("{}", fmt::join(each, ", "));
   }
-  static std::string units_text(int64_t units) {
-    return units == 0 ? "no unit" : units == 1 ? "1 unit" : fmt::format("{} units", units);
-  }
+  static std::string units_text(int64_t units) { return units == 1 ? "1 unit" : fmt::format("{} units", units); }
 
   const BalanceRequest& r_;
   int64_t low_;                                // units of who takes part

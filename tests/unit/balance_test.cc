@@ -286,9 +286,10 @@ TEST_CASE("a group takes as long as its slowest member and has the room of its f
                                 {.name = "slow", .seconds = line(0, 1), .bytes = line(1, 1), .memory = 100}}};
   CHECK(balance(request(9, {pair, device("alone", 2)}, {0, 1})).units == Ints{5, 4});  // not 6: no room
   const std::string text = message_of([&] { balance(request(9, {pair}, {0})); }, {Code::kResourceExhausted});
-  CHECK(text ==
-        "9 units do not fit, room for 4 units is missing: 'pair' (worker 0): room for 5 units, 6 units would need "
-        "'fast' 34 B of 30 B");
+  CHECK(
+      text ==
+      "9 units do not fit, room for 4 units is missing: 'pair' (worker 0) has room for 5 units: 'fast' needs 34 B for "
+      "6 units and has 30 B");
 }
 
 TEST_CASE("what does not fit names everybody's shortage") {
@@ -302,15 +303,17 @@ TEST_CASE("what does not fit names everybody's shortage") {
     return r;
   };
   CHECK(message_of([&] { balance(mixed(50, true)); }, {Code::kResourceExhausted}) ==
-        "50 units do not fit, room for 6 units is missing: 'V100-32GB' (workers 0-3): room for 11 units each, 12 units "
-        "would need 34.0 GB of 32.0 GB; 'P100-16GB' (worker 4): no room, 1 unit would need 22.0 GB of 16.0 GB");
-  CHECK(message_of([&] { balance(mixed(40, false)); }, {Code::kResourceExhausted}) ==
-        "40 units do not fit, not all have room for what they hold without any: 'V100-32GB' (workers 0-3): room for 11 "
-        "units each, 12 units would need 34.0 GB of 32.0 GB; 'P100-16GB' (worker 4): no room, no unit would need "
-        "20.0 GB of 16.0 GB");
+        "50 units do not fit, room for 6 units is missing: 'V100-32GB' (workers 0-3) have room for 11 units each: it "
+        "needs 34.0 GB for 12 units and has 32.0 GB; 'P100-16GB' (worker 4) has no room: it needs 22.0 GB for 1 unit "
+        "and has 16.0 GB");
+  CHECK(
+      message_of([&] { balance(mixed(40, false)); }, {Code::kResourceExhausted}) ==
+      "40 units do not fit, not all have room for what they hold without any: 'V100-32GB' (workers 0-3) have room for "
+      "11 units each: it needs 34.0 GB for 12 units and has 32.0 GB; 'P100-16GB' (worker 4) has no room: it needs "
+      "20.0 GB without any unit and has 16.0 GB");
   const Balance b = balance(mixed(40, true));
   CHECK(b.units == Ints{10, 10, 10, 10, 0});
-  CHECK(b.idle.at(0).reason == "has no room: 1 unit would need 22.0 GB of 16.0 GB");
+  CHECK(b.idle.at(0).reason == "has no room: it needs 22.0 GB for 1 unit and has 16.0 GB");
   CHECK(!balance_if_fits(mixed(50, true)).has_value());
 }
 
