@@ -3,7 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
+
+#include "cluster/figures.h"
 
 namespace whale {
 
@@ -38,6 +41,8 @@ struct DeviceSpec {
   int node = 0;              // of the cluster: which machine; numbered as listed
   bool named = false;        // the cores were named by hand (cpu@CORES): these and no others
   int64_t memory_bytes = 0;  // that a plan may take; 0: not said
+  std::string type = {};     // "V100-32GB": of the table of device types; empty: not said
+  DeviceFigures figures = {};
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
 };
 constexpr const char* name_of(DeviceKind kind) { return traits(kind).name; }

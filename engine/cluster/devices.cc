@@ -4,6 +4,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cluster/device_types.h"
+#include "cluster/links_text.h"
+#include "cluster/presets.h"
 
 namespace whale {
 namespace {
@@ -13,9 +16,8 @@ constexpr int kMostCores = 65536;
 constexpr int64_t kMostDeviceCores = int64_t{1} << 22;  // of all devices together
 constexpr const char* kGrammar =
     "expected items joined by commas: cpu:N, cpu@CORES, cpu@CORES*K, ref:N, lag:N, lag_cpu:N, null:N (CORES: 0-3 or "
-    "0+2), with "
-    "their "
-    "memory cpu-4GB:N, null-80GB:N; nodes joined by |, Nx before a node repeats it";
+    "0+2), with their memory cpu-4GB:N, null-80GB:N, or a device type V100-32GB:N; nodes joined by |, Nx before a node "
+    "repeats it, ~100Gb/s behind it is its network; or 8xV100-32GB + 8xP100-16GB";
 
 std::optional<DeviceKind> kind_of(std::string_view name) {
   for (size_t k = 0; k < std::size(kDeviceKinds); ++k)
@@ -101,9 +103,19 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   const std::string_view name = item.text.substr(0, mark), kind = name.substr(0, name.find('-'));
   const bool at = mark != item.text.npos && item.text[mark] == '@';
   std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
+  if (const DeviceType* type = find_device_type(name)) {
+    if (at) item.fail(fmt::format("'{}' devices have no cores to choose", name));
+    out.insert(out.end(), static_cast<size_t>(item.number(rest, 1, kMostDevices)),
+               {.kind = DeviceKind::kNull,
+                .cores = {},
+                .memory_bytes = static_cast<int64_t>(type->memory_bytes),
+                .type = type->name,
+                .figures = figures_of(*type)});
+    return;
+  }
   if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", brief(item.text));
   const std::optional<DeviceKind> of = kind_of(kind);
-  if (!of) item.fail_naming(fmt::format("'{}' is not a kind of device", brief(kind, 40)));
+  if (!of) item.fail_naming(fmt::format("'{}' is not a kind or type of device", brief(kind, 40)));
   const int64_t memory = kind.size() < name.size() ? item.memory(name.substr(kind.size() + 1)) : 0;
   const auto [takes_cores, takes_number] = std::pair(traits(*of).takes_cores, traits(*of).takes_number);
   if (at && !takes_cores && !takes_number) item.fail(fmt::format("'{}' devices have no cores to choose", kind));
@@ -171,11 +183,17 @@ std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<i
   for (const char c : text)
     if (c != ' ' && c != '\t') packed += c;
   if (packed.empty()) throw invalid("device list is empty; {}", kGrammar);
+  if (const std::optional<std::string> list = list_of_preset(packed)) packed = *list;
   int node = 0;
   for (size_t at = 0; at <= packed.size();) {
     const size_t bar = std::min(packed.find('|', at), packed.size());
-    const auto [count, items] = repeated(std::string_view(packed).substr(at, bar - at));
-    const std::vector<DeviceSpec> devices = parse_node(items, text, cores);
+    const auto [count, whole_node] = repeated(std::string_view(packed).substr(at, bar - at));
+    const size_t mark = whole_node.find('~');
+    std::vector<DeviceSpec> devices = parse_node(whole_node.substr(0, mark), text, cores);
+    if (mark != whole_node.npos) {
+      const NodeLinks links = parse_links(whole_node.substr(mark + 1));
+      for (DeviceSpec& d : devices) links.put(d.figures);
+    }
     if (static_cast<int64_t>(out.size()) + count * static_cast<int64_t>(devices.size()) > kMostDevices)
       throw invalid("device list '{}' names more than {} devices", brief(text), kMostDevices);
     int64_t of_node = 0;
@@ -193,8 +211,8 @@ std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<i
 std::vector<DeviceSpec> parse_devices(std::string_view text) { return parse_devices(text, usable_cores()); }
 
 std::string to_string(const DeviceSpec& device) {
-  std::string text = name_of(device.kind);
-  if (device.memory_bytes) text += "-" + memory_text(device.memory_bytes);
+  std::string text = device.type.empty() ? name_of(device.kind) : device.type;
+  if (device.memory_bytes && device.type.empty()) text += "-" + memory_text(device.memory_bytes);
   if (!device.cores.empty()) text += "@" + core_list(device.cores);
   if (has_number(device)) text += fmt::format("@{}", device.index);
   return text;
@@ -212,6 +230,7 @@ std::string node_text(const DeviceSpec* begin, const DeviceSpec* end) {
     if (!pinned) text += fmt::format(":{}", j - i);
     if (pinned && j - i > 1) text += fmt::format("*{}", j - i);
   }
+  if (begin < end) text += links_text(*begin);
   return text;
 }
 

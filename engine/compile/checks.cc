@@ -68,7 +68,7 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
   if (source.training.optimizer.sparse_updates)
     throw unimplemented("Adasum with sparse updates: rows of tables are no gradients of one shape; leave one out");
   const Precision precision = options.precision.value_or(source.training.precision);
-  const bool narrow = precision == Precision::kBFloat16 || precision == Precision::kFloat16;
+  const bool narrow = is_half(precision);
   for (const Variable& v : source.variables)
     if (const Tensor& t = source.tensor(v.tensor); narrow && v.trainable && is_float(t.dtype) && size_of(t.dtype) < 4)
       throw unimplemented(

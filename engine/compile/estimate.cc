@@ -33,7 +33,7 @@ struct Lowered {
   Plan plan;
 };
 Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vector<DeviceSpec>& devices,
-                const CompileOptions& options, double memory_price) {
+                const CompileOptions& options, double memory_price, const std::vector<DeviceSpec>& few = {}) {
   const Passes passes{options, scoped.tasks, gradients_of(options), false};
   const char* name = trains(p.source) ? "train" : "eval";
   Plan plan = outline(p, scoped, devices, options, memory_price);
@@ -41,8 +41,32 @@ Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vect
       passes.on_shardings(passes.on_graph(std::move(scoped.graph), name), name, plan.micro_batches, nullptr);
   plan.variables = variables_of(lg);
   plan.entries.push_back(passes.make_entry(lg, {}, name, plan.variables, nullptr, detail));
-  if (detail == Detail::kFiguresOfFew) plan.devices.assign(plan.entries[0].rows.size(), devices[0]);
+  if (detail == Detail::kFiguresOfFew) {
+    plan.devices = few;
+    plan.devices.resize(plan.entries[0].rows.size(), devices[0]);
+  }
   return {std::move(lg), std::move(plan)};
+}
+
+bool are_mixed(const std::vector<DeviceSpec>& devices) {
+  return std::ranges::any_of(devices, [&](const DeviceSpec& d) { return d.figures != devices[0].figures; });
+}
+
+// Those of the stages that the condensed form's are like, in its numbers.
+std::vector<DeviceSpec> devices_of(const Condensed& form, const TaskGraphs& tasks,
+                                   const std::vector<DeviceSpec>& devices) {
+  std::vector<DeviceSpec> out;
+  for (size_t v = 0; v < form.stage_like.size(); ++v) {
+    const std::vector<int32_t>& few = form.tasks.mesh(form.stage_like[v]).devices;
+    const std::vector<int32_t>& all = tasks.mesh(static_cast<int32_t>(v)).devices;
+    for (size_t k = 0; k < few.size(); ++k) {
+      if (few[k] < 0) continue;
+      const auto at = static_cast<size_t>(few[k]);
+      if (at >= out.size()) out.resize(at + 1, devices[0]);
+      out[at] = devices[static_cast<size_t>(all[k])];
+    }
+  }
+  return out;
 }
 
 // A condensed form and its plan.
@@ -76,11 +100,13 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
   constexpr size_t kMost =
       2;  // layers more: where a stage begins with a whole layer, that one may be unlike the others
   const TaskGraphs& tasks = p.scoped.tasks;
+  if (are_mixed(devices)) return std::nullopt;  // stages that are alike but for their devices
   std::optional<Few> few;
   for (size_t more = 0; more <= kMost; ++more) {
     std::optional<Condensed> form = condensed_form(p, options, more);
     if (!form || (few && few->form.tasks.stages() != form->tasks.stages())) return std::nullopt;
-    Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price);
+    Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price,
+                           devices_of(*form, tasks, devices));
     Estimate estimate = estimate_of(*form, tasks, plan.lg, plan.plan);
     Few next{std::move(*form), std::move(plan), std::move(estimate)};
     if (few && tell_all(*few, next)) return std::move(next.estimate);

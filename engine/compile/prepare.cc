@@ -65,7 +65,7 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
 Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price) {
   const std::vector<double>& state_shares = options.state_shares;
-  const CostModel cost(devices, memory_price, options.profile);
+  const CostModel cost(devices, memory_price, options.profile, is_half(source.training.precision));
   Graph scoped = source;
   TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact);
   Scoped out{std::move(scoped), std::move(tasks)};

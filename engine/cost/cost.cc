@@ -35,11 +35,67 @@ Profile profile_of(const Attrs& attrs) {
   return out;
 }
 
-CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile)
+namespace {
+
+LinkRates slower(const LinkRates& a, const LinkRates& b) {
+  return {std::min(a.bytes_per_second, b.bytes_per_second), std::max(a.latency_seconds, b.latency_seconds)};
+}
+
+// The slower of both ends, as far as they are known.
+LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing, const LinkRates& usual) {
+  const bool inside = from.node == to.node;
+  const LinkRates& a = inside ? from.figures.inside : from.figures.network;
+  const LinkRates& b = inside ? to.figures.inside : to.figures.network;
+  if (a.bytes_per_second <= 0 && b.bytes_per_second <= 0) return usual;
+  LinkRates out = a.bytes_per_second <= 0 ? b : b.bytes_per_second <= 0 ? a : slower(a, b);
+  if (!inside) out.bytes_per_second /= static_cast<double>(std::max<int64_t>(1, sharing));
+  return out;
+}
+
+}  // namespace
+
+CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile, bool half)
     : Profile(profile),
       memory_price(price),
       beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) { return !traits(d.kind).overlaps; })) {
   freed_bytes_per_second /= memory_price;
+  const Profile usual = *this;
+  bool first = true, pairs = false;  // pairs: of a node
+  for (size_t d = 0; d < devices.size(); ++d) {
+    if (!devices[d].figures.known()) continue;
+    const DeviceRates mine = CostModel::rates_of(devices[d], half, usual);
+    device = first ? mine
+                   : DeviceRates{std::min(device.flops_per_second, mine.flops_per_second),
+                                 std::min(device.bytes_per_second, mine.bytes_per_second),
+                                 std::max(device.seconds_per_op, mine.seconds_per_op)};
+    host = slower(first ? host_of(devices[d]) : host, host_of(devices[d]));
+    first = false;
+    if (d == 0) continue;
+    const bool inside = devices[d].node == devices[d - 1].node;
+    const LinkRates here = link_between(devices[d - 1], devices[d], 1, usual.link);
+    if (inside == pairs)
+      link = d == 1 ? here : slower(link, here);
+    else if (inside)
+      link = here, pairs = true;
+  }
+}
+
+DeviceRates CostModel::rates_of(const DeviceSpec& d, bool half) const { return rates_of(d, half, *this); }
+
+DeviceRates CostModel::rates_of(const DeviceSpec& d, bool half, const Profile& usual) {
+  const DeviceFigures& f = d.figures;
+  if (!f.known()) return usual.device;
+  return {half && f.half_flops_per_second > 0 ? f.half_flops_per_second : f.f32_flops_per_second,
+          f.bytes_per_second > 0 ? f.bytes_per_second : usual.device.bytes_per_second,
+          f.seconds_per_op > 0 ? f.seconds_per_op : usual.device.seconds_per_op};
+}
+
+LinkRates CostModel::host_of(const DeviceSpec& d) const {
+  return d.figures.host.bytes_per_second > 0 ? d.figures.host : host;
+}
+
+LinkRates CostModel::between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing) const {
+  return link_between(from, to, sharing, link);
 }
 
 OpCost operator+(const OpCost& a, const OpCost& b) { return {a.flops + b.flops, a.bytes + b.bytes}; }

@@ -10,19 +10,6 @@
 
 namespace whale {
 
-// What a device achieves.
-struct DeviceRates {
-  double flops_per_second;
-  double bytes_per_second;
-  double seconds_per_op;  // to start an instruction
-};
-
-struct LinkRates {
-  double bytes_per_second;
-  double latency_seconds;
-  LinkRates flow() const { return {bytes_per_second, 0}; }  // of transfers that share their latencies with others
-};
-
 // What is known of a kind of machine: what a measurement would fill in, and from what size on a thing is worth doing.
 struct Profile {
   DeviceRates device;
@@ -94,11 +81,21 @@ Profile profile_of(const Attrs& attrs);
 
 // Made once for a plan, from its devices; every pass and report asks this one, or one that is made of the plan again.
 struct CostModel : Profile {
-  CostModel(const std::vector<DeviceSpec>& devices, double memory_price, const Profile& profile);
+  // `half`: products are of 16 bits. Where devices have figures of their own, `device` is the slowest of them, and
+  // `link` that inside a node, or between nodes of one device each.
+  CostModel(const std::vector<DeviceSpec>& devices, double memory_price, const Profile& profile, bool half = false);
   double memory_price;  // 1, or how often cheaper a freed byte is bought since faster plans did not fit
   bool beside;          // devices have engines for communication; else it takes the time of their cores
 
+  DeviceRates rates_of(const DeviceSpec& device, bool half) const;
+  LinkRates host_of(const DeviceSpec& device) const;
+  // Of one message, or of each device of a ring; of a network that `sharing` of them use at once.
+  LinkRates between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing = 1) const;
+
   double held_seconds(double bytes) const { return bytes / freed_bytes_per_second; }  // what holding them is worth
+
+ private:
+  static DeviceRates rates_of(const DeviceSpec& device, bool half, const Profile& usual);
 };
 
 OpCost operator+(const OpCost& a, const OpCost& b);

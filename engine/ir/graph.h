@@ -150,6 +150,7 @@ double learning_rate_at(double peak, const LearningRateSchedule& schedule, int64
 
 enum class Precision : uint8_t { kFloat32, kBFloat16, kFloat64, kFloat16 };  // f64: ref devices only (verification)
 inline constexpr const char* kPrecisions[] = {"f32", "bf16", "f64", "f16"};  // by it
+constexpr bool is_half(Precision p) { return p == Precision::kBFloat16 || p == Precision::kFloat16; }
 
 struct Training {
   TensorId loss = kNone;  // scalar; kNone: a graph for prediction only

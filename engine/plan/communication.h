@@ -39,10 +39,10 @@ struct LinkEnd {
 std::vector<std::vector<LinkEnd>> ends_of_links(const Entries& e, const Channels& channels);  // [device]
 
 // Devices that do the same among peers that do the same, as numbers counted from 0 in the order of the devices: the
-// coarsest classes in which all run programs of one number and have, group by group and link by link, members and peers
-// of the same classes (colour refinement). What one of a class does, all of it can do at once. `programs`: equal
+// coarsest classes in which all are of one kind and have, group by group and link by link, members and peers of the
+// same classes (colour refinement). What one of a class does, all of it can do at once. `kinds`, of each device: equal
 // numbers for those that are taken for the same.
-std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& programs);
+std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& kinds);
 
 // Nobody waits for ever: one device of each class walks through what it says to the others.
 void verify_order(const Entries& e, const EntryPeers& peers);

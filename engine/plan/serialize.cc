@@ -19,7 +19,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 10;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 11;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -73,9 +73,17 @@ auto write_all(Builder& b, const std::vector<T>& list) {
 }
 
 Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
+  Off<flatbuffers::String> type;
+  Off<flatbuffers::Vector<double>> figures;
+  if (!d.type.empty()) type = write(b, d.type);
+  if (d.figures != DeviceFigures{}) {
+    std::vector<double> list;
+    each_figure_of_device(d.figures, [&](const char*, double figure) { list.push_back(figure); });
+    figures = write(b, list);
+  }
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
                           write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named,
-                          d.memory_bytes);
+                          d.memory_bytes, type, figures);
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -279,6 +287,16 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
   out.node = static_cast<int>(f.range(t->node(), 0, 65535, "a device's node"));
   out.named = t->named();
   out.memory_bytes = f.range(t->memory_bytes(), 0, kMostDeviceMemory, "a device's memory");
+  if (t->type() != nullptr) out.type = f.name(t->type(), "a device's type");
+  if (const std::vector<double> figures = f.vector(t->figures()); !figures.empty()) {
+    if (figures.size() != kFiguresOfDevice)
+      throw f.bad(fmt::format("a device has {} figures, expected {}", figures.size(), kFiguresOfDevice));
+    size_t at = 0;
+    each_figure_of_device(out.figures, [&](const char*, double& figure) {
+      if (figure = f.finite(figures[at++], "a device's figure"); figure < 0)
+        throw f.bad("a device's figure is negative");
+    });
+  }
   return out;
 }
 

@@ -65,7 +65,7 @@ std::vector<std::vector<LinkEnd>> ends_of_links(const Entries& e, const Channels
   return ends;
 }
 
-std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& programs) {
+std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& kinds) {
   const size_t n = e.entry.rows.size();
   const PartNumbers& part_of = peers.parts;
   const std::vector<std::vector<LinkEnd>> ends = ends_of_links(e, peers.channels);
@@ -73,7 +73,7 @@ std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, co
   size_t count = 0;
   {
     Numbers<int32_t> first;
-    for (size_t d = 0; d < n; ++d) classes[d] = first.of(programs[static_cast<size_t>(e.entry.rows[d].program)]);
+    for (size_t d = 0; d < n; ++d) classes[d] = first.of(kinds[d]);
     count = first.count();
   }
   for (;;) {
@@ -116,11 +116,11 @@ std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, co
 
 namespace {
 
-// Equal numbers for programs whose rows take the same steps.
+// Equal numbers for devices of which the rows take the same steps.
 std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
   Numbers<Ints> segments;
   Numbers<std::vector<int32_t>> programs;
-  std::vector<int32_t> out;
+  std::vector<int32_t> of_program;
   for (size_t p = 0; p < steps.size(); ++p) {
     std::vector<int32_t> numbers;
     for (size_t s = 0; s < steps[p].size(); ++s) {
@@ -136,8 +136,10 @@ std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
     std::vector<int32_t> rows;
     for (const ScheduleRow& row : watched(entry.programs[p].schedule))
       rows.push_back(numbers[static_cast<size_t>(row.segment)]);
-    out.push_back(programs.of(std::move(rows)));
+    of_program.push_back(programs.of(std::move(rows)));
   }
+  std::vector<int32_t> out;
+  for (const DeviceRow& row : entry.rows) out.push_back(of_program[static_cast<size_t>(row.program)]);
   return out;
 }
 

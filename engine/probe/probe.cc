@@ -155,7 +155,7 @@ Probed probe(Backends& backends, const std::vector<DeviceSpec>& devices, const P
   }
   Probed out;
   for (size_t d = 0; d < devices.size(); ++d) {
-    out.devices.push_back({.rank = ranks[d], .kind = devices[d].kind});
+    out.devices.push_back({.rank = ranks[d], .kind = devices[d].kind, .spec = devices[d]});
     read(all.at(d).at(0), out.devices.back());
   }
   const auto n = static_cast<double>(devices.size());

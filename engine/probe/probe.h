@@ -20,6 +20,7 @@ namespace whale {
 struct ProbedDevice {
   int rank = 0;
   DeviceKind kind{};
+  DeviceSpec spec = {};
   // A product of two square matrices of that size. bf16: none without kernels for it.
   struct Product {
     int64_t size = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cluster/devices.h"
 #include "probe/probe.h"
 
 namespace whale {
@@ -46,6 +47,8 @@ Json Probed::json() const {
     out["devices"].push_back({{"device", d},
                               {"rank", probed.rank},
                               {"kind", traits(probed.kind).name},
+                              {"device_text", to_string(probed.spec)},
+                              {"node", probed.spec.node},
                               {"flops_per_second", std::move(flops)},
                               {"bytes_per_second", probed.bytes_per_second},
                               {"host", of_link(probed.host)}});

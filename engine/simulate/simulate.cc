@@ -1,9 +1,12 @@
 #include "simulate/simulate.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <numeric>
 
 #include "base/error.h"
+#include "simulate/rates.h"
 
 namespace whale {
 namespace {
@@ -12,6 +15,16 @@ std::vector<int32_t> numbers(size_t n) {
   std::vector<int32_t> all(n);
   std::iota(all.begin(), all.end(), 0);
   return all;
+}
+
+// Of each device: equal numbers for one program on devices that are alike.
+std::vector<int32_t> kinds_of(const Entries& e) {
+  const std::vector<int32_t> kinds = PlanRates(cost_of(e.plan), e.plan, e.entry).kinds();
+  std::map<std::pair<int32_t, int32_t>, int32_t> known;
+  std::vector<int32_t> out;
+  for (size_t d = 0; d < kinds.size(); ++d)
+    out.push_back(known.try_emplace({e.entry.rows[d].program, kinds[d]}, std::ssize(known)).first->second);
+  return out;
 }
 
 std::vector<Event> events_of(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
@@ -39,37 +52,38 @@ double makespan(const std::vector<Event>& events) {
 }
 
 Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry) {
-  return
-      [&cost, e = Entries{plan, entry}, parts = peers_of({plan, entry}).parts](const Instruction& i, int32_t device) {
-        const auto bytes = [&](const BufferIds& list) {
-          double sum = 0;
-          for (const BufferId b : list)
-            if (b != kNone) sum += static_cast<double>(e.program(device).buffers[static_cast<size_t>(b)].bytes);
-          return sum;
-        };
-        switch (i.kind()) {
-          case InstructionKind::kSend: return link_seconds(bytes(i.in), 1, cost.link);
-          case InstructionKind::kCopy: return link_seconds(bytes(i.in), 1, cost.host);
-          case InstructionKind::kReceive: return op_seconds({0, bytes(i.out)}, cost.device);
-          case InstructionKind::kVote: return link_seconds(bytes(i.in), 1, cost.link);
-          case InstructionKind::kCommit: return 0.0;
-          case InstructionKind::kCollective: break;
-          default: return op_seconds({i.flops, i.bytes}, cost.device);
-        }
-        const auto& collective = *i.as<work::Collective>();
-        const auto group = static_cast<size_t>(collective.group);
-        const auto n =
-            std::ssize(e.plan.groups[group].parts[static_cast<size_t>(parts[group][static_cast<size_t>(device)])]);
-        if (collective.op == OpCode::k_all_reduce || collective.op == OpCode::k_adasum)
-          return all_reduce_seconds(bytes(i.in), n, cost.link);
-        return all_gather_seconds(std::max(bytes(i.in), bytes(i.out)), n, cost.link);
-      };
+  return [rates = std::make_shared<PlanRates>(cost, plan, entry), e = Entries{plan, entry}](const Instruction& i,
+                                                                                            int32_t device) {
+    const auto& buffers = e.program(device).buffers;
+    const auto bytes = [&](const BufferIds& list) {
+      double sum = 0;
+      for (const BufferId b : list)
+        if (b != kNone) sum += static_cast<double>(buffers[static_cast<size_t>(b)].bytes);
+      return sum;
+    };
+    const bool half = !i.in.empty() && i.in[0] != kNone && size_of(buffers[static_cast<size_t>(i.in[0])].dtype) == 2;
+    switch (i.kind()) {
+      case InstructionKind::kSend: return link_seconds(bytes(i.in), 1, rates->link(i.link(), device));
+      case InstructionKind::kCopy: return link_seconds(bytes(i.in), 1, rates->host(device));
+      case InstructionKind::kReceive: return op_seconds({0, bytes(i.out)}, rates->device(device, half));
+      case InstructionKind::kVote: return link_seconds(bytes(i.in), 1, rates->vote());
+      case InstructionKind::kCommit: return 0.0;
+      case InstructionKind::kCollective: break;
+      default: return op_seconds({i.flops, i.bytes}, rates->device(device, half));
+    }
+    const auto& collective = *i.as<work::Collective>();
+    const int64_t n = rates->members(collective.group, device);
+    const LinkRates link = rates->group(collective.group, device);
+    if (collective.op == OpCode::k_all_reduce || collective.op == OpCode::k_adasum)
+      return all_reduce_seconds(bytes(i.in), n, link);
+    return all_gather_seconds(std::max(bytes(i.in), bytes(i.out)), n, link);
+  };
 }
 
 std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t most) {
   const Entries e{plan, entry};
   const EntryPeers peers = peers_of(e);
-  StepTimes times{.classes = classes_alike(e, peers, numbers(entry.programs.size()))};
+  StepTimes times{.classes = classes_alike(e, peers, kinds_of(e))};
   size_t steps = 0;
   int32_t known = 0;
   for (size_t d = 0; d < times.classes.size(); ++d) {

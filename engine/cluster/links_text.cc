@@ -1,0 +1,68 @@
+#include "cluster/links_text.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "cluster/device_types.h"
+
+namespace whale {
+namespace {
+
+constexpr double kUsualLatency = 10e-6;
+
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+constexpr Unit kRates[] = {{"Gb/s", 1e9 / 8}, {"Mb/s", 1e6 / 8}, {"Tb/s", 1e12 / 8},
+                           {"GB/s", 1e9},     {"MB/s", 1e6},     {"TB/s", 1e12}};
+constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"ns", 1e-9}, {"s", 1}};
+
+template <size_t N>
+double read(std::string_view text, const Unit (&units)[N], const char* what) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  for (const Unit& u : units)
+    if (error == std::errc{} && unit == u.name && std::isfinite(value) && value > 0) return value * u.factor;
+  throw invalid("device list: '{}' is no {}", brief(text, 40), what);
+}
+
+std::string text_of(const LinkRates& rates) {
+  return fmt::format("{}Gb/s@{}us", rates.bytes_per_second * 8 / 1e9, rates.latency_seconds * 1e6);
+}
+
+}  // namespace
+
+void NodeLinks::put(DeviceFigures& figures) const {
+  if (network.bytes_per_second > 0) figures.network = network;
+  if (inside.bytes_per_second > 0) figures.inside = inside;
+}
+
+LinkRates parse_rate(std::string_view text) {
+  const size_t at = std::min(text.find('@'), text.size());
+  return {
+      read(text.substr(0, at), kRates, "rate of a link such as 100Gb/s, 12.5GB/s or, with its latency, 100Gb/s@10us"),
+      at == text.size() ? kUsualLatency : read(text.substr(at + 1), kTimes, "latency such as 10us, 0.5ms")};
+}
+
+NodeLinks parse_links(std::string_view text) {
+  const size_t mark = std::min(text.find('~'), text.size());
+  NodeLinks out{.network = parse_rate(text.substr(0, mark))};
+  if (mark < text.size()) out.inside = parse_rate(text.substr(mark + 1));
+  return out;
+}
+
+std::string links_text(const DeviceSpec& device) {
+  const DeviceType* type = device.type.empty() ? nullptr : find_device_type(device.type);
+  const DeviceFigures usual = type != nullptr ? figures_of(*type) : DeviceFigures{};
+  const DeviceFigures& mine = device.figures;
+  if (mine.network.bytes_per_second <= 0 || (mine.network == usual.network && mine.inside == usual.inside)) return "";
+  std::string out = "~" + text_of(mine.network);
+  if (mine.inside.bytes_per_second > 0 && mine.inside != usual.inside) out += "~" + text_of(mine.inside);
+  return out;
+}
+
+}  // namespace whale

@@ -1,0 +1,100 @@
+#include "simulate/rates.h"
+
+#include <algorithm>
+#include <set>
+
+namespace whale {
+
+PlanRates::PlanRates(const CostModel& cost, const Plan& plan, const Entry& entry)
+    : cost_(cost),
+      plan_(plan),
+      entry_(entry),
+      parts_(peers_of({plan, entry}).parts),
+      vote_(cost.between(plan.devices.front(), plan.devices.back())),
+      links_(entry.links.size()) {
+  for (const DeviceSpec& d : plan.devices) {
+    uniform_ &= d.figures == DeviceFigures{};
+    for (const bool half : {false, true}) rates_[half ? 1 : 0].push_back(cost.rates_of(d, half));
+    host_.push_back(cost.host_of(d));
+  }
+  for (const Group& group : plan.groups)
+    groups_.push_back(uniform_ ? std::vector<LinkRates>(group.parts.size(), cost.link) : rates_of_parts(group));
+}
+
+std::vector<LinkRates> PlanRates::rates_of_parts(const Group& group) const {
+  const auto node_of = [&](int32_t d) { return plan_.devices[static_cast<size_t>(d)].node; };
+  std::map<int, int64_t> through;  // node -> parts that leave it
+  for (const auto& part : group.parts) {
+    std::set<int> nodes;
+    for (const int32_t d : part) nodes.insert(node_of(d));
+    if (nodes.size() > 1)
+      for (const int node : nodes) ++through[node];
+  }
+  std::vector<LinkRates> out;
+  for (const auto& part : group.parts) {
+    LinkRates slowest = cost_.link;
+    for (size_t k = 0; k < part.size() && part.size() > 1; ++k) {
+      const int32_t a = part[k], b = part[(k + 1) % part.size()];
+      const int64_t sharing = std::max(through[node_of(a)], through[node_of(b)]);
+      const LinkRates here =
+          cost_.between(plan_.devices[static_cast<size_t>(a)], plan_.devices[static_cast<size_t>(b)], sharing);
+      slowest = k == 0 ? here
+                       : LinkRates{std::min(slowest.bytes_per_second, here.bytes_per_second),
+                                   std::max(slowest.latency_seconds, here.latency_seconds)};
+    }
+    out.push_back(slowest);
+  }
+  return out;
+}
+
+LinkRates PlanRates::group(int32_t group, int32_t device) const {
+  return of(of(groups_, group), of(of(parts_, group), device));
+}
+
+int64_t PlanRates::members(int32_t group, int32_t device) const {
+  return std::ssize(of(plan_.groups, group).parts[static_cast<size_t>(of(of(parts_, group), device))]);
+}
+
+std::map<int32_t, LinkRates> PlanRates::rates_of_link(const Link& link) const {
+  const auto spec = [&](int32_t d) -> const DeviceSpec& { return plan_.devices[static_cast<size_t>(d)]; };
+  std::map<int, std::set<int32_t>> leaving;  // node -> its devices that send to others
+  for (const Transfer& t : link.transfers)
+    if (spec(t.from).node != spec(t.to).node) leaving[spec(t.from).node].insert(t.from);
+  std::map<int32_t, LinkRates> out;
+  for (const Transfer& t : link.transfers) {
+    if (t.from == t.to) continue;
+    const LinkRates here = cost_.between(spec(t.from), spec(t.to), std::ssize(leaving[spec(t.from).node]));
+    const auto [at, fresh] = out.try_emplace(t.from, here);
+    if (!fresh && here.bytes_per_second < at->second.bytes_per_second) at->second = here;
+  }
+  return out;
+}
+
+LinkRates PlanRates::link(int32_t link, int32_t device) const {
+  if (uniform_) return cost_.link;
+  std::map<int32_t, LinkRates>& known = links_[static_cast<size_t>(link)];
+  if (known.empty()) known = rates_of_link(entry_.links[static_cast<size_t>(link)]);
+  const auto at = known.find(device);
+  return at == known.end() ? cost_.link : at->second;
+}
+
+std::vector<int32_t> PlanRates::kinds() const {
+  std::vector<int32_t> out(plan_.devices.size());
+  if (uniform_) return out;
+  using Key = std::pair<const DeviceFigures*, std::vector<LinkRates>>;
+  std::vector<Key> known;
+  for (size_t d = 0; d < plan_.devices.size(); ++d) {
+    Key key{&plan_.devices[d].figures, {}};
+    for (size_t g = 0; g < groups_.size(); ++g)
+      key.second.push_back(parts_[g][d] < 0 ? LinkRates{} : of(groups_[g], parts_[g][d]));
+    for (size_t l = 0; l < entry_.links.size(); ++l)
+      key.second.push_back(link(static_cast<int32_t>(l), static_cast<int32_t>(d)));
+    const auto at =
+        std::ranges::find_if(known, [&](const Key& k) { return *k.first == *key.first && k.second == key.second; });
+    out[d] = static_cast<int32_t>(at - known.begin());
+    if (at == known.end()) known.push_back(std::move(key));
+  }
+  return out;
+}
+
+}  // namespace whale
