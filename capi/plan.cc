@@ -3,7 +3,9 @@
 
 #include "plan/plan.h"
 
+#include "base/json.h"
 #include "base/watch.h"
+#include "compile/automatic.h"
 #include "compile/compile.h"
 #include "compile/checks.h"
 #include "cost/profile_text.h"
@@ -77,6 +79,16 @@ CompileOptions read_options(const whale_plan_options& o) {
     out.profile = profile_of_text({o.profile.data, o.profile.size});
   }
   read_fields(o, out);
+  const auto bound = [](double given, const char* what) {
+    if (!(given >= 0) || !std::isfinite(given))
+      throw invalid("argument `{}` is {}, expected a number from 0", what, given);
+    return given;
+  };
+  SearchOptions& search = out.search;
+  search.objective = static_cast<Objective>(number<int64_t>(o.objective, 0, 1, "options.objective"));
+  if (bound(o.most_price, "options.most_price") > 0) search.most_price = o.most_price;
+  if (bound(o.least_throughput, "options.least_throughput") > 0) search.least_throughput = o.least_throughput;
+  if (bound(o.search_seconds, "options.search_seconds") > 0) search.seconds = o.search_seconds;
   return out;
 }
 
@@ -208,6 +220,42 @@ whale_status* whale_plan_estimate_json(whale_engine* engine, const whale_graph* 
     const Request request(engine, graph, cluster, options);
     need(out, "out");
     *out = make_text(estimate_json(request.estimate(), request.devices));
+  });
+}
+
+whale_status* whale_plan_search_json(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                     const whale_plan_options* options, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    const Watch watching = request.watch();
+    *out = make_text(text_of(found_json(whale::search(*request.graph, request.devices, request.options))));
+  });
+}
+
+whale_status* whale_plan_search(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                const whale_plan_options* options, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    const Watch watching = request.watch();
+    *out = make_text(found_text(whale::search(*request.graph, request.devices, request.options), request.devices));
+  });
+}
+
+whale_status* whale_plan_predict_json(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                      const whale_plan_options* options, const int64_t* counts, size_t count_count,
+                                      const int64_t* batches, size_t batch_count, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    std::vector<int64_t> of_devices, of_samples;
+    for (const int64_t n : array(counts, count_count, "counts"))
+      of_devices.push_back(number<int64_t>(n, 1, std::ssize(request.devices), "counts"));
+    for (const int64_t n : array(batches, batch_count, "batches"))
+      of_samples.push_back(number<int64_t>(n, 1, INT32_MAX, "batches"));
+    const Watch watching = request.watch();
+    *out = make_text(text_of(predict(*request.graph, request.devices, request.options, of_devices, of_samples)));
   });
 }
 

@@ -538,7 +538,7 @@ typedef struct whale_plan whale_plan;
 
 typedef struct whale_plan_options {
   size_t struct_size;
-  whale_str strategy;             /* replaces the graph's default strategy; empty: the graph's */
+  whale_str strategy;             /* replaces the graph's default strategy; empty: the graph's; "auto": searched for */
   const whale_str *fetch;         /* besides the graph's outputs: tensor names, "grad:PARAMETER" */
   size_t fetch_count;
   int64_t bucket_bytes;           /* gradient buckets; 0: 4 MiB */
@@ -572,9 +572,18 @@ typedef struct whale_plan_options {
   size_t eval_batch_count;
   whale_str profile;              /* JSON: figures of the machine by name, or what whale_engine_probe_json gave; empty: those of devices
                                      that nobody has measured. A plan keeps them */
+  int32_t objective;              /* whale_objective of strategy "auto" */
+  double most_price;              /* of a step that "auto" may choose, in the currency of the devices' prices; 0: any */
+  double least_throughput;        /* samples a second that "auto" may choose; 0: any */
+  double search_seconds;          /* that "auto" searches for, about; 0: 60 */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
-  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0, 0}}
+  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0.0, 0.0, 0.0}
+
+typedef enum whale_objective {
+  WHALE_OBJECTIVE_THROUGHPUT = 0, /* the fastest step */
+  WHALE_OBJECTIVE_PRICE = 1       /* the cheapest step, by what the devices cost an hour */
+} whale_objective;
 
 typedef enum whale_update {
   WHALE_UPDATE_BY_COST = 0,
@@ -624,6 +633,22 @@ WHALE_API whale_status *whale_plan_reshards_json(const whale_plan *plan, whale_t
  * of variables; the price of the whole. Plans once more, as whale_plan_reshards does. */
 WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
 WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
+/* What strategy "auto" looks through for a model and a cluster: JSON with `fits`, `candidates` (the best first; of each `strategy`, `options`,
+ * `devices` of the cluster, `seconds` of a step, `simulated`, `bytes` of the fullest device, `missing_bytes`, `price` of a step, and `lost`: why
+ * it is not the winner), `not_tried`, and `pareto`: those of which none is both faster and cheaper. Needs no device. options->strategy is not
+ * looked at; cancel and timeout_seconds stop it. */
+WHALE_API whale_status *whale_plan_search_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                               const whale_plan_options *options /* may be NULL */, whale_text *out);
+/* The same as a table for a terminal. */
+WHALE_API whale_status *whale_plan_search(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                          const whale_plan_options *options /* may be NULL */, whale_text *out);
+/* The best strategy for the first so many devices of a cluster and for each batch size, as whale_plan_search_json finds it: JSON, a list with a
+ * row for each count and batch: `devices`, `batch`, `strategy`, `options`, `seconds`, `samples_per_second`, `bytes`, `price`; or `error` where
+ * nothing fits. `batches` of none: the graph's own. */
+WHALE_API whale_status *whale_plan_predict_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                                const whale_plan_options *options /* may be NULL */,
+                                                const int64_t *counts /* of devices */, size_t count_count,
+                                                const int64_t *batches /* samples of a step */, size_t batch_count, whale_text *out);
 /* Is the plan equal to the one-device program of its source? Found without running it, of each entry (docs/proof.md): JSON with `verdict`
  * ("proven", "refuted", "not covered": no rule for something in it, nothing is said) and `text`, lines for a person. A verdict is no error.
  * Under the timeout that the plan was made with, and the cancel token of whale_plan_create. */

@@ -9,6 +9,7 @@ struct DeviceRates {
   double flops_per_second;
   double bytes_per_second;
   double seconds_per_op;  // to start an instruction
+  friend bool operator==(const DeviceRates&, const DeviceRates&) = default;
 };
 
 struct LinkRates {

@@ -23,6 +23,7 @@ Regraphed graph_again(const Plan& plan, const CompileOptions& options, std::stri
                 plan.model);
   // Stages are cut by the plan's own batch: another one must not move them.
   Scoped scoped = scope_out(plan.source, plan.devices, options, plan.memory_price);
+  scoped.tasks.meshes = plan.meshes;  // with their shares, whatever they were dealt by
   check_recompute(options, scoped.tasks);
   check_micro_batches(plan.source, scoped.tasks, plan.source.training.accumulation);
   Passes passes{options, scoped.tasks, {}};

@@ -7,6 +7,7 @@
 #include "base/philox.h"
 #include "base/text.h"
 #include "base/watch.h"
+#include "compile/automatic.h"
 #include "compile/checks.h"
 #include "compile/estimate.h"
 #include "compile/passes.h"
@@ -105,8 +106,9 @@ void add_entries(Plan& plan, const char* name, const std::vector<int64_t>& batch
 }  // namespace
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  if (options.strategy == kAutomatic) return compile_automatic(graph, devices, options);
   return stoppable([&] {
-    Plan plan = make_fitting_plan(graph, devices, without_idle(options, graph));
+    Plan plan = make_fitting_plan(graph, devices, with_rooms(graph, devices, without_idle(options, graph)));
     const size_t own = plan.entries.size();
     add_entries(plan, "train", options.train_batches);
     add_entries(plan, "eval", options.eval_batches);

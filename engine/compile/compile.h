@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,19 +11,33 @@
 #include "report/reshard_report.h"
 #include "report/choice_report.h"
 #include "report/estimate.h"
+#include "search/deal_axes.h"
 #include "plan/plan.h"
 
 namespace whale {
 
+inline constexpr std::string_view kAutomatic = "auto";  // CompileOptions::strategy
+enum class Objective : uint8_t { kThroughput, kPrice };
+// How `auto` looks for a strategy (automatic.h).
+struct SearchOptions {
+  Objective objective = Objective::kThroughput;
+  double most_price = std::numeric_limits<double>::infinity();  // of a step
+  double least_throughput = 0;                                  // samples a second
+  double seconds = 60;                                          // that a search may take, about
+  size_t simulated = 4;                                         // the best, judged by the simulator too
+};
+
 struct CompileOptions : PlanOptions {
-  std::string strategy = {};                // of unannotated ops; empty: the graph's
+  std::string strategy = {};                // of unannotated ops; empty: the graph's; "auto": searched for
   std::vector<std::string> fetch = {};      // besides the graph's outputs: tensor names, "grad:PARAMETER"
   int64_t accumulation = 0;                 // micro-batches; 0: the graph's
   std::optional<Precision> precision = {};  // none: the graph's
   std::vector<int64_t> train_batches = {};  // of other sizes, whose entries the plan has too
   std::vector<int64_t> eval_batches = {};   // likewise
   Profile profile = kMachineOfCores;        // what is known of the machine
+  SearchOptions search = {};                // for "auto"
   double memory_price = 1;                  // where planning begins (CostModel::memory_price)
+  std::vector<Room> rooms = {};             // that shares of unlike devices are dealt by; compile() finds them
   int64_t max_bytes = 0;                    // estimated memory that planning may take; 0: any
   bool verify_passes = true;                // each level after each of its passes; false: after the last one
   bool share_programs = true;               // false: each device's own, to compare with (slow)

@@ -152,9 +152,32 @@ std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSp
   return out;
 }
 
+CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options) {
+  if (!are_unlike(devices) ||
+      std::ranges::none_of(devices, [](const DeviceSpec& d) { return d.memory_bytes > 0 && d.figures.known(); }))
+    return options;
+  constexpr int kTries = 3;
+  for (int k = 0; k < kTries; ++k) {
+    const Estimate estimate = estimate_at(graph, devices, options, options.memory_price);
+    if (missing_bytes(estimate, devices) == 0) break;
+    const std::vector<double> parts =
+        parts_of_work(prepare(graph, devices, options, options.memory_price).scoped.tasks.meshes, devices.size());
+    std::vector<Room> rooms(devices.size());
+    for (const Estimate::Class& c : estimate.classes)
+      for (const int32_t d : c.devices) {
+        const MemoryClasses& held = c.memory.device;
+        const double part = parts[static_cast<size_t>(d)];
+        rooms[static_cast<size_t>(d)] = {static_cast<double>(held.total() - held.activations),
+                                         part > 0 ? static_cast<double>(held.activations) / part : 0};
+      }
+    options.rooms = std::move(rooms);
+  }
+  return options;
+}
+
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
   return stoppable([&] {
-    const CompileOptions options = without_idle(asked, graph);
+    const CompileOptions options = with_rooms(graph, devices, without_idle(asked, graph));
     Estimate out;
     for (int k = 0; k < kPrices; ++k) {
       const Estimate mine = estimate_at(graph, devices, options, price_of(options, k));

@@ -67,7 +67,15 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
   const std::vector<double>& state_shares = options.state_shares;
   const CostModel cost(devices, memory_price, options.profile, is_half(source.training.precision));
   Graph scoped = source;
-  TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact);
+  const auto deal = [&](const Graph& graph, TaskGraphs& formed) {
+    const DealOptions dealt{.batch = batch_of(source),
+                            .micro_batches = std::max<int64_t>(1, micro_batches_of(source, formed)),
+                            .half = is_half(source.training.precision),
+                            .rooms = options.rooms};
+    deal_axes(graph, devices, dealt, formed);
+  };
+  TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact,
+                                      are_unlike(devices) ? DealShares(deal) : DealShares());
   Scoped out{std::move(scoped), std::move(tasks)};
   if (state_shares.empty()) return out;
   bool found = false;

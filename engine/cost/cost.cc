@@ -54,10 +54,11 @@ LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sha
 
 }  // namespace
 
-CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile, bool half)
+CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile, bool of_half)
     : Profile(profile),
       memory_price(price),
-      beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) { return !traits(d.kind).overlaps; })) {
+      beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) { return !traits(d.kind).overlaps; })),
+      half(of_half) {
   freed_bytes_per_second /= memory_price;
   const Profile usual = *this;
   bool first = true, pairs = false;  // pairs: of a node
@@ -78,14 +79,22 @@ CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const
     else if (inside)
       link = here, pairs = true;
   }
+  if (first) return;
+  // What is worth doing on a machine is worth it on a faster one by as much less.
+  const double faster = device.flops_per_second / usual.device.flops_per_second;
+  freed_bytes_per_second *= faster;
+  worth_seconds /= faster;
+  constexpr double kLatencies = 20;  // that a bucket takes: its own is small beside it
+  bucket_bytes =
+      std::max(bucket_bytes, static_cast<int64_t>(kLatencies * link.latency_seconds * link.bytes_per_second));
 }
 
-DeviceRates CostModel::rates_of(const DeviceSpec& d, bool half) const { return rates_of(d, half, *this); }
+DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half) const { return rates_of(d, of_half, *this); }
 
-DeviceRates CostModel::rates_of(const DeviceSpec& d, bool half, const Profile& usual) {
+DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half, const Profile& usual) {
   const DeviceFigures& f = d.figures;
   if (!f.known()) return usual.device;
-  return {half && f.half_flops_per_second > 0 ? f.half_flops_per_second : f.f32_flops_per_second,
+  return {of_half && f.half_flops_per_second > 0 ? f.half_flops_per_second : f.f32_flops_per_second,
           f.bytes_per_second > 0 ? f.bytes_per_second : usual.device.bytes_per_second,
           f.seconds_per_op > 0 ? f.seconds_per_op : usual.device.seconds_per_op};
 }

@@ -87,7 +87,10 @@ struct CostModel : Profile {
   double memory_price;  // 1, or how often cheaper a freed byte is bought since faster plans did not fit
   bool beside;          // devices have engines for communication; else it takes the time of their cores
 
-  DeviceRates rates_of(const DeviceSpec& device, bool half) const;
+  bool half;  // products are of 16 bits
+
+  DeviceRates rates_of(const DeviceSpec& device, bool of_half) const;
+  DeviceRates rates_of(const DeviceSpec& device) const { return rates_of(device, half); }
   LinkRates host_of(const DeviceSpec& device) const;
   // Of one message, or of each device of a ring; of a network that `sharing` of them use at once.
   LinkRates between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing = 1) const;

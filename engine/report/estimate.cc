@@ -32,10 +32,18 @@ class Estimator {
         seconds_(seconds_by(lg.tasks.cost, plan, entry_)) {}
 
   Estimate run() {
-    Estimate out{.strategy = plan_.strategy, .classes = std::vector<Estimate::Class>(entry_.programs.size())};
-    double whole = 0;  // outside of the body
+    Estimate out{.strategy = plan_.strategy, .classes = {}};
+    double whole = 0;                                          // outside of the body
+    std::vector<std::pair<int32_t, const DeviceSpec*>> kinds;  // of each class: its program, a device like its own
     for (const DeviceRow& row : entry_.rows) {
-      Estimate::Class& c = out.classes[static_cast<size_t>(row.program)];
+      const DeviceSpec& device = plan_.devices[static_cast<size_t>(row.device)];
+      const auto at = std::ranges::find_if(kinds, [&](const auto& kind) {
+        return kind.first == row.program && kind.second->figures == device.figures &&
+               kind.second->memory_bytes == device.memory_bytes;
+      });
+      const auto number = static_cast<size_t>(at - kinds.begin());
+      if (at == kinds.end()) kinds.emplace_back(row.program, &device), out.classes.emplace_back();
+      Estimate::Class& c = out.classes[number];
       c.devices.push_back(row.device);
       if (c.devices.size() > 1) continue;
       c.memory = memory_of(plan_, entry_, static_cast<size_t>(row.program));

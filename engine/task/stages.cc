@@ -19,12 +19,33 @@ struct Place {
   double crossing = 0;
 };
 
+// Stages of which the devices are as fast are of one kind.
+struct StageKinds {
+  std::vector<DeviceRates> rates;
+  std::vector<size_t> of_stage;
+};
+StageKinds kinds_of(const std::vector<DeviceRates>& rates, size_t stages) {
+  StageKinds out;
+  for (size_t s = 0; s < stages; ++s) {
+    const DeviceRates& mine = rates[s % rates.size()];
+    const auto at = std::ranges::find_if(out.rates, [&](const DeviceRates& r) { return r == mine; });
+    out.of_stage.push_back(static_cast<size_t>(at - out.rates.begin()));
+    if (at == out.rates.end()) out.rates.push_back(mine);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                int64_t virtual_stages, const CostModel& cost, bool keep_groups) {
+                                int64_t virtual_stages, const CostModel& cost, bool keep_groups,
+                                const std::vector<DeviceRates>& rates) {
   const size_t n = ops.size();
-  std::vector<double> until(n + 1);  // seconds of the ops before
+  const StageKinds kinds =
+      kinds_of(rates.empty() ? std::vector<DeviceRates>{cost.device} : rates, static_cast<size_t>(stages));
+  // Seconds of the ops before, by kind of stage; `until`: by the fastest device for each op.
+  std::vector<std::vector<double>> by_kind(kinds.rates.size(), std::vector<double>(n + 1));
+  std::vector<double> until(n + 1);
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
   // What depends on a batched input; constants and parameters are there wherever they are needed.
   std::vector<char> moves(graph.tensors.size());
@@ -37,7 +58,14 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   }
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
-    until[k + 1] = until[k] + op_seconds(cost_of(view_of(graph, op)), cost.device);
+    const OpCost work = cost_of(view_of(graph, op));
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t r = 0; r < kinds.rates.size(); ++r) {
+      const double seconds = op_seconds(work, kinds.rates[r]);
+      by_kind[r][k + 1] = by_kind[r][k] + seconds;
+      least = std::min(least, seconds);
+    }
+    until[k + 1] = until[k] + least;
     for (const TensorId id : op.inputs)
       if (id != kNone) last_use[static_cast<size_t>(id)] = k;
     for (const TensorId id : op.outputs)
@@ -93,10 +121,10 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   places.push_back({n, 0});
   const size_t ends = places.size();
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  const auto seconds_of = [&](size_t j, size_t k) {
+  const auto seconds_of = [&](size_t j, size_t k, size_t s) {         // of stage s, counted from 1
     const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
-    return until[places[k].at] - until[places[j].at] + link_seconds(crossing, 0, cost.link) +
-           cost.held_seconds(crossing);
+    const std::vector<double>& mine = by_kind[kinds.of_stage[s - 1]];
+    return mine[places[k].at] - mine[places[j].at] + link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
   };
   // Even cuts give a bound: no stage of the best ones works longer alone.
   double bound = 0;
@@ -105,7 +133,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     while (to > from + 1 && until[places[to].at] > until[n] * static_cast<double>(s) / static_cast<double>(wanted))
       --to;
     if (s == wanted) to = ends - 1;
-    bound = std::max(bound, seconds_of(from, to));
+    bound = std::max(bound, seconds_of(from, to, s));
     from = to;
   }
   // The least that the slowest stage of any cut takes; then, of the cuts whose slowest is as good as that, the evenest:
@@ -125,10 +153,11 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
       const size_t high = wanted - fewest(until[n] - until[places[k].at]);
       // The farther back a stage begins the longer it works alone.
       for (size_t j = k; j-- > 0 && until[places[k].at] - until[places[j].at] <= limit;) {
-        const double seconds = seconds_of(j, k);
-        if (seconds > limit) continue;
-        for (size_t s = low; s <= std::min(high, j + 1); ++s)
+        for (size_t s = low; s <= std::min(high, j + 1); ++s) {
+          const double seconds = seconds_of(j, k, s);
+          if (seconds > limit) continue;
           if (const double now = with(value[j][s - 1], seconds); now < value[k][s]) value[k][s] = now, from[k][s] = j;
+        }
       }
     }
     return value[ends - 1][wanted];

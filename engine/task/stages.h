@@ -12,7 +12,9 @@ namespace whale {
 // ops so that the slowest stage has as little to compute as possible, cut where least is alive (dynamic programming
 // over the places where few bytes cross). `keep_groups`: never between a value and the elementwise op that alone reads
 // it, which may be fused. Throws when there are too few ops; `virtual_stages`: stages of a device, for that message.
+// `rates`: of the slowest device of each stage; empty: all are as the cost model has them.
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
-                                int64_t virtual_stages, const CostModel& cost, bool keep_groups = false);
+                                int64_t virtual_stages, const CostModel& cost, bool keep_groups = false,
+                                const std::vector<DeviceRates>& rates = {});
 
 }  // namespace whale

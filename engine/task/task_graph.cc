@@ -58,8 +58,8 @@ std::string strategy_text(std::vector<TaskLeaf> leaves, bool staged) {
 }
 
 // Axes along which replicas take whole micro-batches: the same replicas in all meshes, and nothing else on them.
-// Where that does not hold, exact mode has all of them compute every micro-batch.
-void share_micro_batches(const TaskAxes& from, bool exact, TaskGraphs& out) {
+// Where that does not hold, exact mode has all of them compute every micro-batch. `deal`: shares of work, between.
+void share_micro_batches(const TaskAxes& from, bool exact, TaskGraphs& out, const std::function<void()>& deal) {
   const size_t axes = out.meshes[0].axes.size();
   out.by_micro_batch.assign(axes, 0);
   std::vector<char> split(axes), asked(axes);
@@ -74,6 +74,7 @@ void share_micro_batches(const TaskAxes& from, bool exact, TaskGraphs& out) {
   for (const StageAxes& stage : from.stages)
     for (const auto& uses : stage.uses)
       for (size_t a = 0; a < uses.size(); ++a) look(stage.place[a], uses[a]);
+  if (deal) deal();
   const auto any_mesh = [&](auto holds) { return std::any_of(out.meshes.begin(), out.meshes.end(), holds); };
   for (size_t a = 0; a < axes; ++a) {
     if (!out.by_micro_batch[a]) continue;
@@ -130,14 +131,14 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
 }
 
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
-                            const CostModel& cost, bool exact) {
+                            const CostModel& cost, bool exact, const DealShares& deal) {
   TaskGraphs out(cost);
   const auto there = std::ssize(devices);
   TaskLeaves leaves = find_leaves(graph, strategy.empty() ? graph.default_strategy : strategy, there);
   const std::optional<TaskPipeline> pipeline = find_pipeline(graph, leaves, there);
   Ints stage_devices{there};
   if (pipeline) {
-    const TaskStages stages = find_stages(graph, leaves, *pipeline, there, cost, exact);
+    const TaskStages stages = find_stages(graph, leaves, *pipeline, devices, cost, exact);
     const std::string empty = empty_stages(graph);
     write_stages(stages, graph, leaves, out);
     stage_devices = count_devices(leaves, out, leaves.list[pipeline->leaf], stages.meshes, there, empty);
@@ -157,7 +158,7 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
                            device_order(leaves, devices, stage_devices));
   make_tasks(graph, leaves, axes, out);
   out.strategy = strategy_text(std::move(leaves.list), pipeline.has_value());
-  share_micro_batches(axes, exact, out);
+  share_micro_batches(axes, exact, out, deal ? [&] { deal(graph, out); } : std::function<void()>());
   return out;
 }
 

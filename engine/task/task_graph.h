@@ -2,6 +2,7 @@
 // in, and what it does along every axis of that stage's mesh.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,8 +68,10 @@ struct TaskGraphs {
 // count and shares from the strategy, or else from the first scope that gives them, so that one model has one mesh.
 // A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
 // devices wanted and the devices there.
-// `devices`: their machines ascend. `exact`: all replicas are by=micro_batch.
+// `devices`: their machines ascend. `exact`: all replicas are by=micro_batch. `deal` may fill in shares of axes that
+// have none.
+using DealShares = std::function<void(const Graph& graph, TaskGraphs& tasks)>;
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
-                            const CostModel& cost, bool exact);
+                            const CostModel& cost, bool exact, const DealShares& deal = {});
 
 }  // namespace whale

@@ -87,8 +87,33 @@ std::string empty_stages(const Graph& graph) {
                      fmt::format("{} {}", fmt::join(empty, ", "), one ? "has" : "have"), one ? "is" : "are");
 }
 
-TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline, int64_t devices,
-                       const CostModel& cost, bool exact) {
+namespace {
+
+// Of stages of equal numbers of devices, one after the other in each pipeline; empty: all are alike, or not so.
+std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices, int64_t count,
+                                         int64_t virtual_stages, const CostModel& cost) {
+  bool complete = true;
+  const int64_t pipelines = product(leaf.nest, 0, leaf.outer(), complete);
+  const int64_t there = std::ssize(devices) / std::max<int64_t>(1, pipelines * count);
+  if (!complete || virtual_stages > 1 || there * pipelines * count != std::ssize(devices)) return {};
+  std::vector<DeviceRates> out;
+  for (int64_t s = 0; s < count; ++s) {
+    for (int64_t p = 0; p < pipelines; ++p)
+      for (int64_t k = 0; k < there; ++k) {
+        const DeviceRates mine = cost.rates_of(devices[static_cast<size_t>((p * count + s) * there + k)]);
+        if (std::ssize(out) == s || mine.flops_per_second < out.back().flops_per_second) {
+          if (std::ssize(out) > s) out.pop_back();
+          out.push_back(mine);
+        }
+      }
+  }
+  return out;
+}
+
+}  // namespace
+
+TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline,
+                       const std::vector<DeviceSpec>& devices, const CostModel& cost, bool exact) {
   const auto& siblings = pipeline.siblings;
   const bool one = siblings.size() < 2;  // which has the ops outside, too
   std::vector<Part> parts(one ? 1 : siblings.size(),
@@ -115,7 +140,7 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
                                      one ? "" : ", as the pipeline beside it has", empty_stages(graph)));
     count = there / virtual_stages;
   }
-  if (!count) count = stages_left(*parts[0].leaf, devices);
+  if (!count) count = stages_left(*parts[0].leaf, std::ssize(devices));
   const int64_t own = count * virtual_stages, stages = own * std::ssize(parts);
   TaskStages out{.of_op = std::vector<int32_t>(graph.ops.size(), -1), .mesh = {}, .meshes = static_cast<size_t>(count)};
   for (size_t k = 0; k < parts.size(); ++k) {
@@ -124,7 +149,8 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
     if (part.written.empty()) {
       if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
       try {
-        cut = cut_stages(graph, part.ops, own, virtual_stages, cost, exact);
+        cut = cut_stages(graph, part.ops, own, virtual_stages, cost, exact,
+                         rates_of_stages(*part.leaf, devices, count, virtual_stages, cost));
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", brief(to_string(part.leaf->nest)), part.leaf->path, e.message())
             .at_scope(part.leaf->path);

@@ -232,7 +232,8 @@ void add_plan(CLI::App& app, int& exit_code) {
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    bool all = false, reshards = false, choices = false, estimate = false, json = false, prove = false;
+    bool all = false, reshards = false, choices = false, estimate = false, candidates = false;
+    bool json = false, prove = false;
   };
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
@@ -262,6 +263,16 @@ void add_plan(CLI::App& app, int& exit_code) {
       ->excludes(reshards)
       ->excludes("--choices")
       ->excludes("--output");
+  command
+      ->add_flag(
+          "--candidates", state->candidates,
+          "what `--strategy auto` looks through, the best first, and why the others lose; with --json also those of "
+          "which none is both faster and cheaper")
+      ->excludes(all)
+      ->excludes(reshards)
+      ->excludes("--choices")
+      ->excludes("--estimate")
+      ->excludes("--output");
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   command
       ->add_flag("--prove", state->prove,
@@ -271,11 +282,14 @@ void add_plan(CLI::App& app, int& exit_code) {
   command->callback([state, &exit_code] {
     if (!state->out.empty()) check_target(state->out, "--output", {state->path});
     const Engine engine = make_engine(state->arguments.init_dir);
-    if (state->estimate) {
+    if (state->estimate || state->candidates) {
       if (kind_of(state->path) == FileKind::kPlan)
-        throw Failure("'" + shown(state->path) + "' is a plan: what it takes is known, see it without --estimate");
+        throw Failure("'" + shown(state->path) + "' is a plan: what it takes is known, see it without " +
+                      (state->estimate ? "--estimate" : "--candidates"));
       const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
-      std::printf("%s\n", estimate_of(engine.get(), graph.get(), state->arguments, state->json).c_str());
+      std::printf("%s\n", (state->estimate ? estimate_of(engine.get(), graph.get(), state->arguments, state->json)
+                                           : candidates_of(engine.get(), graph.get(), state->arguments, state->json))
+                              .c_str());
       return;
     }
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);

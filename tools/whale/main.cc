@@ -172,6 +172,7 @@ int run(int all, char** argv) {
   add_bench(app);
   add_devices(app);
   add_validate(app);
+  add_predict(app);
   add_launch(app, program, exit_code);
   refuse_values_of_flags(app);
   try {

@@ -60,6 +60,10 @@ void number(const std::string& text, Options& to) {
   to.c.*kField = static_cast<std::remove_reference_t<decltype(to.c.*kField)>>(std::strtoll(text.c_str(), nullptr, 10));
 }
 template <auto kField>
+void real(const std::string& text, Options& to) {
+  to.c.*kField = std::strtod(text.c_str(), nullptr);
+}
+template <auto kField>
 void flag(const std::string&, Options& to) {
   to.c.*kField = 1;
 }
@@ -72,7 +76,7 @@ void sizes(const std::string& text, Options& to) {
   to.c.*kField = list.data(), to.c.*kCount = list.size();
 }
 
-enum class Kind { kText, kFlag, kNumber, kList, kNumbers, kSizes };
+enum class Kind { kText, kFlag, kNumber, kReal, kList, kNumbers, kSizes };
 struct Row {
   const char* name;
   const char* help;
@@ -123,6 +127,14 @@ const Row kRows[] = {
      sizes<&Options::eval_batches, &O::eval_batches, &O::eval_batch_count>},
     {"profile", "a file of figures of the machine, as `whale devices --probe -o FILE` writes it", Kind::kText, 0,
      [](const std::string& text, Options& to) { to.profile = read_file(text), to.c.profile = str(to.profile); }},
+    {"objective", "of strategy auto: throughput, price (of a step)", Kind::kText, 0,
+     [](const std::string& text, Options& to) {
+       to.c.objective =
+           choose("objective", text, {{"throughput", WHALE_OBJECTIVE_THROUGHPUT}, {"price", WHALE_OBJECTIVE_PRICE}});
+     }},
+    {"budget", "of strategy auto: what a step may cost", Kind::kReal, 0, real<&O::most_price>},
+    {"min-throughput", "of strategy auto: samples a second at least", Kind::kReal, 0, real<&O::least_throughput>},
+    {"search-seconds", "that strategy auto may search, about (default 60)", Kind::kReal, 0, real<&O::search_seconds>},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
     {"no-overlap", "communicate on the compute queue, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},
@@ -150,6 +162,9 @@ void add(CLI::App& command, PlanArguments& a, const Row& row) {
     case Kind::kText: command.add_option_function<std::string>(option, one, row.help); break;
     case Kind::kNumber:
       command.add_option_function<std::string>(option, one, row.help)->check(whole(0, row.most))->type_name("INT");
+      break;
+    case Kind::kReal:
+      command.add_option_function<std::string>(option, one, row.help)->check(above_zero())->type_name("FLOAT");
       break;
     case Kind::kList: list(); break;
     case Kind::kNumbers: list()->check(not_negative())->type_name("FLOAT"); break;
@@ -234,6 +249,18 @@ Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArgumen
 std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json) {
   return with_options(engine, graph, arguments,
                       [&](auto... all) { return text(json ? whale_plan_estimate_json : whale_plan_estimate, all...); });
+}
+
+std::string candidates_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json) {
+  return with_options(engine, graph, arguments,
+                      [&](auto... all) { return text(json ? whale_plan_search_json : whale_plan_search, all...); });
+}
+
+std::string prediction_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments,
+                          const std::vector<int64_t>& counts, const std::vector<int64_t>& batches) {
+  return with_options(engine, graph, arguments, [&](auto... all) {
+    return text(whale_plan_predict_json, all..., counts.data(), counts.size(), batches.data(), batches.size());
+  });
 }
 
 }  // namespace tool

@@ -32,5 +32,10 @@ std::string as_argument(const std::vector<std::string>& names);  // quoted for a
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
 // What a plan of the graph would take, as a table or as JSON.
 std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json);
+// What strategy auto looks through, as a table or as JSON.
+std::string candidates_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json);
+// JSON: the best strategy for the first so many devices and for each batch.
+std::string prediction_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments,
+                          const std::vector<int64_t>& counts, const std::vector<int64_t>& batches);
 
 }  // namespace tool

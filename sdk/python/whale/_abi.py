@@ -89,6 +89,8 @@ WHALE_DEVICE_REF = 2
 WHALE_DEVICE_NULL = 3
 WHALE_DEVICE_LAG = 4
 WHALE_DEVICE_LAG_CPU = 5
+WHALE_OBJECTIVE_THROUGHPUT = 0
+WHALE_OBJECTIVE_PRICE = 1
 WHALE_UPDATE_BY_COST = 0
 WHALE_UPDATE_WHOLE = 1
 WHALE_UPDATE_SLICED = 2
@@ -283,6 +285,10 @@ class whale_plan_options(Structure):
         ("eval_batches", POINTER(c_int64)),
         ("eval_batch_count", c_size_t),
         ("profile", whale_str),
+        ("objective", c_int32),
+        ("most_price", c_double),
+        ("least_throughput", c_double),
+        ("search_seconds", c_double),
     ]
 
 
@@ -454,6 +460,9 @@ PROTOTYPES = {
     "whale_plan_reshards_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_choices": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_choices_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_search_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
+    "whale_plan_search": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
+    "whale_plan_predict_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_int64), c_size_t, POINTER(c_int64), c_size_t, POINTER(whale_text)]),
     "whale_plan_prove": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_device_count": (c_size_t, [c_void_p]),
     "whale_plan_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),

@@ -1,0 +1,456 @@
+#include "compile/automatic.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/text.h"
+#include "base/watch.h"
+#include "cluster/devices.h"
+#include "compile/checks.h"
+#include "compile/estimate.h"
+#include "grad/passes.h"
+#include "plan/figures.h"
+#include "simulate/simulate.h"
+
+namespace whale {
+namespace {
+
+// What makes a plan take less memory, one after the other, by what it costs.
+struct Saving {
+  const char* name;
+  int zero;
+  Recompute recompute;
+  bool offload;  // state in the host's memory
+};
+constexpr Saving kSavings[] = {
+    {"", 0, Recompute::kNone, false},
+    {"zero 1", 1, Recompute::kNone, false},
+    {"recompute selective", 0, Recompute::kSelective, false},
+    {"zero 1, recompute selective", 1, Recompute::kSelective, false},
+    {"zero 2, recompute selective", 2, Recompute::kSelective, false},
+    {"recompute full", 0, Recompute::kFull, false},
+    {"zero 1, recompute full", 1, Recompute::kFull, false},
+    {"zero 2, recompute full", 2, Recompute::kFull, false},
+    {"zero 3, recompute full", 3, Recompute::kFull, false},
+    {"zero 3, recompute full, offload state", 3, Recompute::kFull, true},
+};
+
+Ints divisors(int64_t n) {
+  Ints out;
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) out.push_back(d);
+  return out;
+}
+
+std::string type_of(const DeviceSpec& d) { return d.type.empty() ? to_string(d) : d.type; }
+
+std::vector<DeviceSpec> of(const std::vector<DeviceSpec>& devices, const std::vector<int32_t>& chosen) {
+  std::vector<DeviceSpec> out;
+  std::map<int, int> nodes;  // numbered anew
+  for (const int32_t d : chosen) {
+    out.push_back(devices[static_cast<size_t>(d)]);
+    out.back().node = nodes.try_emplace(out.back().node, static_cast<int>(nodes.size())).first->second;
+  }
+  return out;
+}
+
+class Search {
+ public:
+  Search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options)
+      : graph_(graph), devices_(devices), options_(options), asked_(options.search), began_(Clock::now()) {
+    batch_ = batch_of(graph);
+    for (const Variable& v : graph.variables)
+      if (v.role == Role::kParameter) {
+        const Tensor& t = graph.tensor(v.tensor);
+        parameters_ += static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+      }
+  }
+
+  Found run() {
+    for (const auto& [of, chosen] : sets_of_devices()) shapes(of, chosen);
+    // What costs least memory traffic first: fewer ways, fewer stages; the time runs out on the others.
+    std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
+    Found out{.list = {}, .batch = batch_};
+    for (const Shape& shape : shapes_) {
+      if (elapsed() > asked_.seconds && fits(out)) {
+        ++out.not_tried;
+        continue;
+      }
+      if (std::optional<Judged> judged = first_that_fits(shape)) out.list.push_back(std::move(*judged));
+    }
+    rank(out);
+    simulate_best(out);
+    say_why(out);
+    return out;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Shape {
+    Candidate candidate;
+    bool replicas = false;
+    double rank = 0;
+    double ways = 1;  // that parameters are cut into
+  };
+
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
+  static bool fits(const Found& found) {
+    return std::ranges::any_of(found.list, [](const Judged& j) { return j.seconds > 0 && j.missing == 0; });
+  }
+
+  // All of them; where they are unlike, those of each type alone.
+  std::vector<std::pair<std::string, std::vector<int32_t>>> sets_of_devices() const {
+    std::vector<std::pair<std::string, std::vector<int32_t>>> out;
+    std::vector<int32_t> all(devices_.size());
+    std::map<std::string, std::vector<int32_t>> of_type;
+    for (size_t d = 0; d < devices_.size(); ++d) {
+      all[d] = static_cast<int32_t>(d);
+      of_type[type_of(devices_[d])].push_back(all[d]);
+    }
+    out.emplace_back("", std::move(all));
+    if (are_unlike(devices_))
+      for (auto& [type, list] : of_type) out.emplace_back(type + " alone", std::move(list));
+    return out;
+  }
+
+  // Devices of each node, where all nodes have as many; else 1.
+  static int64_t node_size(const std::vector<DeviceSpec>& devices) {
+    std::map<int, int64_t> sizes;
+    for (const DeviceSpec& d : devices) ++sizes[d.node];
+    for (const auto& [node, size] : sizes)
+      if (size != sizes.begin()->second) return 1;
+    return sizes.begin()->second;
+  }
+
+  void shapes(const std::string& name, const std::vector<int32_t>& chosen) {
+    const std::vector<DeviceSpec> mine = of(devices_, chosen);
+    const auto n = static_cast<int64_t>(chosen.size());
+    const int64_t node = node_size(mine);
+    constexpr int64_t kMostWays = 16, kMostStages = 64;
+    for (const int64_t split : divisors(node)) {
+      if (split > kMostWays) break;
+      for (const int64_t stages : divisors(n / split)) {
+        if (stages > kMostStages) break;
+        const int64_t replicas = n / split / stages;
+        if (replicas > std::max<int64_t>(1, batch_)) continue;
+        if (stages == 1)
+          for (const int64_t parts : {int64_t{0}, int64_t{4}, int64_t{16}, int64_t{64}})
+            add(name, chosen, replicas, 1, split, parts, false);
+        else
+          for (const int64_t per : {int64_t{1}, int64_t{2}, int64_t{4}, int64_t{8}})
+            for (const bool outside : {false, true})
+              if (!outside || (replicas > 1 && are_unlike(mine)))
+                add(name, chosen, replicas, stages, split, stages * per, outside);
+      }
+    }
+  }
+
+  // `outside`: the pipeline is around the replicas: stages of one type of devices.
+  void add(const std::string& name, const std::vector<int32_t>& chosen, int64_t replicas, int64_t stages, int64_t split,
+           int64_t parts, bool outside) {
+    if (parts > 0 && (batch_ / std::max<int64_t>(1, replicas) < parts || batch_ % parts != 0)) return;
+    std::vector<std::string> scopes;
+    const std::string pipeline = fmt::format("pipeline({}, micro_batches={})", stages, parts);
+    if (stages > 1 && outside) scopes.push_back(pipeline);
+    if (replicas > 1) scopes.push_back(fmt::format("replica({})", replicas));
+    if (stages > 1 && !outside) scopes.push_back(pipeline);
+    if (split > 1) scopes.push_back(fmt::format("split({})", split));
+    if (scopes.empty()) scopes.emplace_back("replica(1)");
+    Shape shape{.candidate = {.strategy = fmt::format("{}", fmt::join(scopes, " > ")),
+                              .options = options_,
+                              .accumulation = stages == 1 ? parts : 0,
+                              .devices = chosen,
+                              .of = name},
+                .replicas = replicas > 1,
+                .rank = 0,
+                .ways = static_cast<double>(split * stages)};
+    // A bubble of stages, a collective of every product for ways, an accumulation: what is likely to be slow comes
+    // last.
+    shape.rank = static_cast<double>(split - 1) + 0.5 * static_cast<double>(stages - 1) +
+                 (stages == 1 && parts > 0 ? 2 : 0) + (name.empty() ? 0 : 1) +
+                 (stages > 1 ? 4.0 * static_cast<double>(stages) / static_cast<double>(parts) : 0);
+    shapes_.push_back(std::move(shape));
+  }
+
+  CompileOptions options_of(const Candidate& c) const {
+    CompileOptions out = options_;
+    static_cast<PlanOptions&>(out) = c.options;
+    out.strategy = c.strategy;
+    if (c.accumulation > 0) out.accumulation = c.accumulation;
+    out.verify_passes = false, out.dump = {};
+    return out;
+  }
+
+  // No estimate is as long as this is short: parameters, gradients and state alone.
+  double least_bytes(const Shape& shape, const Saving& saving, double copies) const {
+    const auto replicas = static_cast<double>(shape.candidate.devices.size()) / shape.ways;
+    double whole = saving.zero >= 3 ? 1 / replicas : 1;
+    whole += saving.offload ? 0 : (copies - 2) * (saving.zero >= 1 ? 1 / replicas : 1);
+    return parameters_ / shape.ways * whole;
+  }
+
+  std::optional<Judged> first_that_fits(const Shape& shape) {
+    std::optional<Judged> best;  // that lacks least
+    const std::vector<DeviceSpec> mine = of(devices_, shape.candidate.devices);
+    int64_t memory = 0;
+    for (const DeviceSpec& d : mine) memory = std::max(memory, d.memory_bytes);
+    const Saving* before = nullptr;
+    for (const Saving& saving : kSavings) {
+      Watch::look();
+      if (!shape.replicas && saving.zero > 0 && saving.zero < 3) continue;
+      Judged judged{.candidate = shape.candidate, .lost = {}};
+      PlanOptions& options = judged.candidate.options;
+      options.zero = std::max(options.zero, shape.replicas ? saving.zero : 0);
+      options.recompute = std::max(options.recompute, saving.recompute);
+      if (saving.offload) options.offload |= kOffloadState;
+      const bool dearer = &saving != &kSavings[0];
+      if (dearer && before != nullptr && same(options, *before, shape)) continue;
+      before = &saving;
+      const double least = least_bytes(shape, saving, kMachineOfCores.held_copies);
+      const bool last = &saving == &kSavings[std::size(kSavings) - 1];
+      if (memory > 0 && least > static_cast<double>(memory) && !last) {
+        if (!best || static_cast<int64_t>(least) - memory < best->missing) {
+          judged.bytes = static_cast<int64_t>(least), judged.missing = judged.bytes - memory;
+          best = judged;
+        }
+        continue;
+      }
+      try {
+        judge(judged, mine);
+      } catch (const Stopped&) {
+        throw;
+      } catch (const Error& e) {
+        judged.lost = e.message();
+        return judged;
+      }
+      if (judged.missing == 0) return judged;
+      if (!best || judged.missing < best->missing) best = judged;
+    }
+    return best;
+  }
+
+  bool same(const PlanOptions& options, const Saving& before, const Shape& shape) const {
+    return options.zero == std::max(options_.zero, shape.replicas ? before.zero : 0) &&
+           options.recompute == std::max(options_.recompute, before.recompute) &&
+           ((options.offload & kOffloadState) != 0) == (before.offload || (options_.offload & kOffloadState) != 0);
+  }
+
+  void judge(Judged& j, const std::vector<DeviceSpec>& mine) const {
+    CompileOptions options = with_rooms(graph_, mine, options_of(j.candidate));
+    const Estimate estimate = estimate_at(graph_, mine, options, options.memory_price);
+    j.seconds = estimate.seconds;
+    j.missing = missing_bytes(estimate, mine);
+    for (const Estimate::Class& c : estimate.classes) j.bytes = std::max(j.bytes, c.memory.device.total());
+    price(j, mine);
+  }
+
+  static void price(Judged& j, const std::vector<DeviceSpec>& mine) {
+    constexpr double kHour = 3600;
+    double an_hour = 0;
+    for (const DeviceSpec& d : mine) an_hour += d.figures.price_per_hour;
+    j.price = an_hour / kHour * j.seconds;
+  }
+
+  bool too_slow(const Judged& j) const { return static_cast<double>(batch_) < asked_.least_throughput * j.seconds; }
+  bool allowed(const Judged& j) const {
+    return j.seconds > 0 && j.missing == 0 && j.lost.empty() && j.price <= asked_.most_price && !too_slow(j);
+  }
+
+  void rank(Found& found) const {
+    const auto key = [&](const Judged& j) {
+      const bool cheap = asked_.objective == Objective::kPrice;
+      return std::tuple(!allowed(j), !(j.seconds > 0 && j.missing == 0), j.missing, cheap ? j.price : j.seconds,
+                        cheap ? j.seconds : j.price);
+    };
+    std::ranges::stable_sort(found.list, [&](const Judged& a, const Judged& b) { return key(a) < key(b); });
+  }
+
+  // Estimates of pipelines have messages for nothing: the best are walked.
+  void simulate_best(Found& found) const {
+    constexpr size_t kMostSteps = 400'000;
+    size_t left = asked_.simulated;
+    for (Judged& j : found.list) {
+      if (left-- == 0 || !allowed(j)) break;
+      const std::vector<DeviceSpec> mine = of(devices_, j.candidate.devices);
+      try {
+        const Plan plan = compile(graph_, mine, options_of(j.candidate));
+        if (const auto times = times_of(plan, plan.entries[0], kMostSteps))
+          j.seconds = times->seconds, j.simulated = true, price(j, mine);
+      } catch (const Error& e) {
+        j.lost = e.message(), j.seconds = 0;
+      }
+    }
+    rank(found);
+    // An estimate that nobody walked does not win over what was walked.
+    std::ranges::stable_partition(found.list, [&](const Judged& j) { return allowed(j) && j.simulated; });
+  }
+
+  void say_why(Found& found) const {
+    const Judged* winner = found.list.empty() || !allowed(found.list[0]) ? nullptr : &found.list[0];
+    for (Judged& j : found.list) {
+      if (&j == winner || !j.lost.empty()) continue;
+      if (j.missing > 0)
+        j.lost = fmt::format("does not fit: {} are missing", bytes_text(static_cast<double>(j.missing)));
+      else if (j.price > asked_.most_price)
+        j.lost = fmt::format("over the budget: {:.4g} a step", j.price);
+      else if (too_slow(j))
+        j.lost = "below the throughput that was asked for";
+      else if (winner != nullptr && asked_.objective == Objective::kPrice && winner->price > 0)
+        j.lost = fmt::format("{:.2f} times the price", j.price / winner->price);
+      else if (winner != nullptr)
+        j.lost = fmt::format("{:.2f} times as slow", j.seconds / winner->seconds);
+    }
+  }
+
+  const Graph& graph_;
+  const std::vector<DeviceSpec>& devices_;
+  const CompileOptions& options_;
+  const SearchOptions& asked_;
+  Clock::time_point began_;
+  int64_t batch_ = 0;
+  double parameters_ = 0;  // bytes
+  std::vector<Shape> shapes_;
+};
+
+std::string options_text(const Judged& j) {
+  std::vector<std::string> out;
+  const PlanOptions& o = j.candidate.options;
+  if (j.candidate.accumulation > 0) out.push_back(fmt::format("accumulation {}", j.candidate.accumulation));
+  if (o.zero > 0) out.push_back(fmt::format("zero {}", o.zero));
+  if (o.recompute != Recompute::kNone)
+    out.emplace_back(o.recompute == Recompute::kFull ? "recompute full" : "recompute selective");
+  if ((o.offload & kOffloadState) != 0) out.emplace_back("offload state");
+  return fmt::format("{}", fmt::join(out, ", "));
+}
+
+std::string whole_text(const Judged& j) {
+  std::string out = j.candidate.strategy;
+  if (const std::string options = options_text(j); !options.empty()) out += ", " + options;
+  if (!j.candidate.of.empty()) out += " (" + j.candidate.of + ")";
+  return out;
+}
+
+}  // namespace
+
+Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  return stoppable([&] { return Search(graph, devices, options).run(); });
+}
+
+Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  const Found found = search(graph, devices, options);
+  if (!found.fits()) {
+    if (found.list.empty())
+      throw invalid("strategy auto: no strategy cuts this model for {} device(s)", devices.size());
+    const Judged& near = found.list.front();
+    throw error(Code::kResourceExhausted, "strategy auto: none of {} strategies will do; nearest is {}: {}",
+                found.list.size(), whole_text(near), near.lost);
+  }
+  const Candidate& best = found.winner().candidate;
+  CompileOptions with = options;
+  static_cast<PlanOptions&>(with) = best.options;
+  with.strategy = best.strategy;
+  if (best.accumulation > 0) with.accumulation = best.accumulation;
+  Plan plan = compile(graph, of(devices, best.devices), with);
+  std::vector<std::string> notes{fmt::format("Strategy auto chose {} of {}: {} a step.", whole_text(found.winner()),
+                                             found.list.size() + found.not_tried,
+                                             seconds_text(found.winner().seconds))};
+  constexpr size_t kShown = 4;
+  for (size_t k = 1; k < found.list.size() && k <= kShown; ++k)
+    notes.push_back(fmt::format("Instead: {}: {}.", whole_text(found.list[k]), brief(found.list[k].lost, 160)));
+  if (best.devices.size() < devices.size())
+    for (size_t k = 1; k < found.list.size(); ++k)
+      if (const Judged& all = found.list[k]; all.candidate.devices.size() == devices.size()) {
+        notes.push_back(fmt::format("{} device(s) stay idle: with all of them the best ({}) is {}.",
+                                    devices.size() - best.devices.size(), all.candidate.strategy,
+                                    brief(all.lost, 160)));
+        break;
+      }
+  plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
+  return plan;
+}
+
+std::string found_text(const Found& found, const std::vector<DeviceSpec>& devices) {
+  std::string out = fmt::format("{:<54}{:>10}{:>9}{:>10}\n", "strategy", "a step", "memory", "price");
+  constexpr size_t kRows = 12;
+  for (size_t k = 0; k < found.list.size() && k < kRows; ++k) {
+    const Judged& j = found.list[k];
+    out += fmt::format("{:<54}{:>10}{:>9}{:>10}\n", brief(whole_text(j), 53),
+                       j.seconds > 0 ? seconds_text(j.seconds) : "-",
+                       j.bytes > 0 ? bytes_text(static_cast<double>(j.bytes)) : "-",
+                       j.price > 0 ? fmt::format("{:.3g}", j.price) : "-");
+    if (!j.lost.empty()) out += fmt::format("    {}\n", brief(j.lost, 100));
+  }
+  if (found.list.size() > kRows) out += fmt::format("and {} more\n", found.list.size() - kRows);
+  if (found.not_tried > 0) out += fmt::format("{} were not tried: there was no time\n", found.not_tried);
+  if (found.fits() && found.winner().candidate.devices.size() < devices.size())
+    out += fmt::format("{} of {} devices stay idle\n", devices.size() - found.winner().candidate.devices.size(),
+                       devices.size());
+  return out;
+}
+
+namespace {
+Json json_of(const Judged& j) {
+  Json out{{"strategy", j.candidate.strategy}, {"options", options_text(j)},   {"devices", j.candidate.devices},
+           {"seconds", json_value(j.seconds)}, {"simulated", j.simulated},     {"bytes", j.bytes},
+           {"missing_bytes", j.missing},       {"price", json_value(j.price)}, {"lost", j.lost}};
+  return out;
+}
+}  // namespace
+
+Json found_json(const Found& found) {
+  Json rows = Json::array(), front = Json::array();
+  for (const Judged& j : found.list) rows.push_back(json_of(j));
+  for (const Judged& j : pareto_front(found)) front.push_back(json_of(j));
+  return {{"batch", found.batch},
+          {"fits", found.fits()},
+          {"candidates", rows},
+          {"not_tried", found.not_tried},
+          {"pareto", front}};
+}
+
+std::vector<Judged> pareto_front(const Found& found) {
+  std::vector<Judged> out;
+  for (const Judged& j : found.list)
+    if (j.seconds > 0 && j.missing == 0) out.push_back(j);
+  std::ranges::stable_sort(out, [](const Judged& a, const Judged& b) {
+    return std::pair(a.price, a.seconds) < std::pair(b.price, b.seconds);
+  });
+  double fastest = std::numeric_limits<double>::infinity();
+  std::erase_if(out, [&](const Judged& j) {
+    if (j.seconds >= fastest) return true;
+    fastest = j.seconds;
+    return false;
+  });
+  return out;
+}
+
+Json predict(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+             const std::vector<int64_t>& counts, const std::vector<int64_t>& batches) {
+  Json rows = Json::array();
+  for (const int64_t batch : batches.empty() ? std::vector<int64_t>{batch_of(graph)} : batches) {
+    const Graph sized = batch == batch_of(graph) ? graph : rebatch(graph, batch);
+    for (const int64_t count : counts) {
+      if (count < 1 || count > std::ssize(devices))
+        throw invalid("{} device(s) are asked for, the cluster has {}", count, devices.size());
+      const std::vector<DeviceSpec> first(devices.begin(), devices.begin() + count);
+      Json row{{"devices", count}, {"batch", batch}};
+      const Found found = search(sized, first, options);
+      if (found.fits()) {
+        const Judged& best = found.winner();
+        row.update(json_of(best));
+        row["devices"] = count;
+        row["samples_per_second"] = json_value(static_cast<double>(batch) / best.seconds);
+        row.erase("lost"), row.erase("missing_bytes");
+      } else {
+        row["error"] = found.list.empty() ? "no strategy cuts this model so" : found.list.front().lost;
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+}  // namespace whale
