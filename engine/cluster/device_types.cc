@@ -43,10 +43,11 @@ const DeviceType* find_device_type(std::string_view name) {
   const auto& types = device_types();
   for (const DeviceType& type : types)
     if (wanted == type.name || wanted + "GB" == type.name) return &type;
-  for (const DeviceType& type : types)  // without its memory: the first of that name
-    if (std::string_view(type.name).starts_with(wanted + "-") && wanted.size() > 1 &&
-        std::isdigit(static_cast<unsigned char>(type.name[wanted.size() + 1])) != 0)
-      return &type;
+  for (const DeviceType& type : types) {  // without its memory: the first of that name
+    const std::string_view name_of_type = type.name;
+    const size_t dash = name_of_type.rfind('-');
+    if (name_of_type.ends_with("GB") && wanted == name_of_type.substr(0, dash)) return &type;
+  }
   return nullptr;
 }
 

@@ -281,7 +281,7 @@ TEST_CASE("devices that serve several of a class one after the other are of one 
       DeviceRow& row = entry.rows.emplace_back();
       row.device = static_cast<int32_t>(entry.rows.size()) - 1, row.program = p;
     }
-    return classes_alike({plan, entry}, {.parts = {}, .channels = channels}, {0, 1, 2});
+    return classes_alike({plan, entry}, {.parts = {}, .channels = channels}, programs);
   };
   CHECK(classes({0, 0, 0, 1, 1, 1}) == std::vector<int32_t>{0, 0, 0, 1, 1, 1});
   CHECK(classes({0, 0, 0, 1, 1, 2}) == std::vector<int32_t>{0, 0, 0, 1, 1, 2});

@@ -81,6 +81,7 @@ const Field kFields[] = {
     field<&PlanCase::offload>("offload"),
     field<&PlanCase::narrow_sums>("narrow_sums"),
     field<&PlanCase::profile>("profile"),
+    field<&PlanCase::unlike>("unlike"),
 };
 
 // ---- the graph --------------------------------------------------------------------------------------------------
@@ -220,7 +221,8 @@ bool splits(const PlanCase& c) {
 }
 
 std::string devices_of(const PlanCase& c) {
-  return fmt::format("{}{}{}", c.kind, c.kind.find('@') == c.kind.npos ? ':' : '*', c.devices);
+  return fmt::format("{}{}{}{}", c.kind, c.kind.find('@') == c.kind.npos ? ':' : '*', c.devices,
+                     c.unlike > 0 ? fmt::format(" unlike {}", c.unlike) : "");
 }
 
 CompileOptions options_of(const PlanCase& c, const Graph& graph) {

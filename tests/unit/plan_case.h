@@ -37,6 +37,7 @@ struct PlanCase {
   bool narrow_sums = false;  // over micro-batches, in float32: equal to its rounding
   // 1: small things count as large ones do, so that rewrites for large models happen; 2: and memory is dear.
   int profile = 0;
+  int64_t unlike = 0;  // seed of the devices' speeds, by which shares are dealt where none are written; 0: all alike
 };
 
 std::string to_string(const PlanCase& c);  // one line; what is at its default is left out

@@ -318,6 +318,7 @@ PlanCase random_plan_case(Dice& dice, int64_t most) {
   c.steps = 20;
   if (c.batch > 1 && dice.below(4) == 0) c.last = dice.between(1, c.batch - 1);
   if (dice.below(4) == 0) c.evaluated = dice.between(1, c.batch + 2);
+  if (dice.below(4) == 0) c.unlike = dice.between(1, 999);
   return c;
 }
 

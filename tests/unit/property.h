@@ -52,6 +52,9 @@ struct GraphMaker {
   Dims dims(TensorId id) const { return g.tensor(id).dims; }
 };
 
+// A device list, or "ref:3 unlike 7": of unlike speeds, by that seed.
+std::vector<DeviceSpec> devices_of_text(const std::string& text);
+
 // A plan on its devices ("ref:3"), which may be those of several ranks: a session for each, and what they hold put
 // together.
 class Runner {

@@ -230,7 +230,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
       if (pass == (level ? level : "source")) fmt::print("{}\n", shown);
     };
     try {
-      compile(g, parse_devices(devices_of(c)), options);
+      compile(g, devices_of_text(devices_of(c)), options);
     } catch (const Error& e) {
       fmt::print("{}\n", e.what());
     }

@@ -169,7 +169,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
          recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
          train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True, timeout: float = 0,
-         world: World | None = None, profile: Mapping[str, Any] | str | os.PathLike | None = None) -> Plan:
+         world: World | None = None, profile: Mapping[str, Any] | str | os.PathLike | None = None, objective: str = "throughput",
+         budget: float = 0, min_throughput: float = 0, search_seconds: float = 0) -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
 
@@ -177,10 +178,11 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         ``"cpu:4"`` (four devices over this process' cores), ``"cpu@0,cpu@1*2"`` (by cores), ``"ref:3"`` (float64 oracle), ``"null:8"``
         (executes nothing); with their memory ``"null-80GB:8"``, of which plans take no more (``ResourceExhausted`` says by how much, on
         which device, and what would help). Default: one CPU device with all cores. In a world: the devices of all ranks together, in even
-        runs; default one CPU device a rank.
+        runs; default one CPU device a rank. Planned for but not here: ``"8xV100-32GB + 8xP100-16GB"``, ``"4 nodes of 8xA100-80GB, 800Gb/s"``,
+        ``"file:cluster.json"`` (docs/clusters.md).
     strategy
         Of unannotated ops, as text: ``"replica(2) > pipeline(2, micro_batches=4)"``; replaces the graph's. ``"local"``: one device,
-        whatever the annotations say.
+        whatever the annotations say. ``"auto"``: searched for; the plan's notes say over what it was chosen.
     fetch
         Names that steps will fetch besides the graph's outputs; ``"grad:PARAMETER"`` is a gradient.
     accumulation
@@ -223,6 +225,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     profile
         Figures of the machine that choices go by: what ``whale.probe`` gave, a file of it, or a mapping of figures by name
         (``{"link.bytes_per_second": 1e9}``; docs/profiles.md). None: those of devices that nobody has measured. The plan keeps them.
+    objective, budget, min_throughput, search_seconds
+        Of strategy ``"auto"``: ``"throughput"`` or ``"price"`` of a step; what a step may cost at most, in the currency of the devices' prices,
+        0: anything; samples a second at least; seconds that a search may take, about, 0: 60.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
     change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``train_batches``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
@@ -258,13 +263,45 @@ def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
                                                       byref(planning)), cancel.pointer))
 
 
+def candidates(graph: Graph, devices: str | None = None, **options: Any) -> dict:
+    """What strategy ``"auto"`` looks through; seals the graph. ``options``: those of ``whale.plan``.
+
+    ``fits``; ``candidates``, the best first: ``strategy``, ``options`` (``"zero 1, recompute full"``), ``devices`` (their numbers), ``seconds`` of a
+    step (0: not planned), ``simulated``, ``bytes`` of the fullest device, ``missing_bytes`` (0: it fits), ``price`` of a step, ``lost`` (why it is
+    not the winner); ``not_tried``; ``pareto``: those of which none is both faster and cheaper, by rising price."""
+    cluster, planning, cancel = _planning(graph, devices, **options)
+    return json.loads(interruptible(lambda: take_text(lib.whale_plan_search_json, engine(), graph._pointer, cluster.pointer, byref(planning)),
+                                    cancel.pointer))
+
+
+def predict(graph: Graph, devices: str, counts: Sequence[int], batches: Sequence[int] = (), **options: Any) -> list[dict]:
+    """The best strategy for the first so many devices and for each batch size, as a scheduler of many jobs asks; seals the graph. ``batches``:
+    samples of a step, none: the graph's own. ``options``: those of ``whale.plan``.
+
+    A row for each count and batch: ``devices``, ``batch``, ``strategy``, ``options``, ``seconds``, ``samples_per_second``, ``bytes`` of the fullest
+    device, ``price`` of a step; or ``error`` where nothing fits."""
+    cluster, planning, cancel = _planning(graph, devices, **options)
+    numbers = [arguments.shape(name, sizes, 1) for name, sizes in (("counts", counts), ("batches", batches))]
+    lists = [(ctypes.c_int64 * max(1, len(sizes)))(*sizes) for sizes in numbers]
+    return json.loads(interruptible(lambda: take_text(lib.whale_plan_predict_json, engine(), graph._pointer, cluster.pointer, byref(planning),
+                                                      lists[0], len(numbers[0]), lists[1], len(numbers[1])), cancel.pointer))
+
+
+def validate(path: str | os.PathLike, form: str = "", profiles: str | os.PathLike = "") -> dict:
+    """What the cost model and the planner say of rows that somebody measured (docs/validation.md): ``form``, ``rows``, and what that form measures.
+    ``form``: default by the file's columns; ``profiles``: a folder that the form reads besides."""
+    return json.loads(take_text(lib.whale_engine_validate_json, engine(), string(os.fspath(path)), string(arguments.text("form", form)),
+                                string(os.fspath(profiles))))
+
+
 def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: Sequence[str] = (), accumulation: int = 0,
               precision: str | None = None, bucket_bytes: int = 0, zero: int = 0, state_shares: Sequence[float] = (),
               recompute: str | Sequence[str] = "none", gradient_dtype: str | None = None, adasum: bool = False, exact: bool = False,
               offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
               train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True,
               timeout: float = 0, world: World | None = None,
-              profile: Mapping[str, Any] | str | os.PathLike | None = None) -> tuple[Handle, Any, Handle]:
+              profile: Mapping[str, Any] | str | os.PathLike | None = None, objective: str = "throughput", budget: float = 0,
+              min_throughput: float = 0, search_seconds: float = 0) -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     if world is not None:
         devices = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
@@ -325,6 +362,11 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     if profile is not None:
         options.profile = string(json.dumps(dict(profile)) if isinstance(profile, Mapping) else _text_of(arguments.path("profile", profile)))
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
+    objectives = ("throughput", "price")
+    options.objective = objectives.index(arguments.choice("objective", objective, objectives))
+    options.most_price = arguments.number("budget", budget, 0)
+    options.least_throughput = arguments.number("min_throughput", min_throughput, 0)
+    options.search_seconds = arguments.number("search_seconds", search_seconds, 0)
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel, options.timeout_seconds = cancel.pointer, arguments.number("timeout", timeout, 0)
     options.keep = keep, names, shares, batches

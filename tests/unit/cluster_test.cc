@@ -1,0 +1,152 @@
+// Clusters of typed devices: presets, links, files; and what they say of times.
+#include <doctest/doctest.h>
+
+#include "cluster/cluster_file.h"
+#include "cluster/device_types.h"
+#include "cluster/devices.h"
+#include "cluster/links_text.h"
+#include "compile/compile.h"
+#include "simulate/rates.h"
+#include "simulate/simulate.h"
+#include "small_models.h"
+#include "unit/caught.h"
+
+namespace whale {
+namespace {
+
+TEST_CASE("device types: named with and without their memory, in large and small letters") {
+  REQUIRE(find_device_type("v100-32gb") != nullptr);
+  CHECK(find_device_type("V100-32")->memory_bytes == 32e9);
+  CHECK(std::string_view(find_device_type("V100")->name) == "V100-16GB");
+  CHECK(find_device_type("T4")->f32_peak == 8.1e12);
+  CHECK(find_device_type("V") == nullptr);
+  CHECK(find_device_type("RTX") == nullptr);
+  CHECK(find_device_type("") == nullptr);
+  for (const DeviceType& t : device_types()) {
+    CAPTURE(t.name);
+    CHECK(find_device_type(t.name) == &t);
+    const DeviceFigures f = figures_of(t);
+    CHECK((f.f32_flops_per_second > 0 && f.f32_flops_per_second <= t.f32_peak));
+    CHECK((f.half_flops_per_second > 0 && f.half_flops_per_second <= t.half_peak));
+    CHECK((f.bytes_per_second > 0 && f.bytes_per_second <= t.memory_peak));
+    CHECK((f.inside.bytes_per_second > 0 && f.inside.bytes_per_second <= t.inside_peak));
+  }
+}
+
+TEST_CASE("clusters in a few words are device lists, and come back as text") {
+  const auto same = [](const char* preset, const char* list) {
+    CAPTURE(preset);
+    CHECK(parse_devices(preset, {0}) == parse_devices(list, {0}));
+  };
+  same("8xV100-32GB + 8xP100-16GB", "V100-32GB:8|P100-16GB:8");
+  same("60 nodes of 8xA100-80GB, 800Gb/s", "60xA100-80GB:8~800Gb/s");
+  same("2 nodes of 4xT4, 50Gb/s@20us, 6GB/s + 1xL4", "2xT4:4~50Gb/s@20us~6GB/s|L4:1");
+  CHECK(parse_devices("60 nodes of 8xA100-80GB, 800Gb/s").size() == 480);
+  for (const char* text : {"V100-32GB:8|P100-16GB:8", "60xA100-80GB:8~800Gb/s@10us", "T4:4~50Gb/s@20us~48Gb/s@8us",
+                           "null:2~10Gb/s@5us", "A100-40GB:2,T4:1"}) {
+    CAPTURE(text);
+    const std::vector<DeviceSpec> devices = parse_devices(text, {0});
+    CHECK(parse_devices(to_string(devices), {0}) == devices);
+  }
+  CHECK(parse_devices("V100-32GB:1")[0].memory_bytes == 32'000'000'000);
+  CHECK(has(message_of([] { parse_devices("8xFOO + 8xT4"); }), "'FOO+8xT4' is not a kind or type of device"));
+  CHECK(has(message_of([] { parse_devices("T4@0"); }), "no cores to choose"));
+  for (const char* bad : {"T4:2~fast", "T4:2~-1Gb/s", "T4:2~nanGb/s", "T4:2~1e999Gb/s", "T4:2~10Gb/s@", "T4:2~"})
+    CHECK_THROWS_AS(parse_devices(bad), Error);
+}
+
+TEST_CASE("cluster files: nodes with devices, figures and links") {
+  const std::vector<DeviceSpec> devices = devices_of_json(R"({"nodes": [
+      {"count": 2, "devices": [{"type": "V100-32GB", "count": 2}], "network": "25Gb/s@20us"},
+      {"name": "old", "devices": [{"device": "ref", "count": 1, "memory_bytes": 8e9,
+                    "flops_per_second": {"f32": 5e12, "f16": {"128": 1e12, "512": 9e12}}, "bytes_per_second": 3e11}],
+       "inside": {"bytes_per_second": 1e10}, "network": {"bytes_per_second": 3e9, "latency_seconds": 1e-5}}]})");
+  REQUIRE(devices.size() == 5);
+  CHECK(devices[3].node == 1);
+  CHECK(devices[0].figures.network.bytes_per_second == doctest::Approx(25e9 / 8));
+  CHECK(devices[0].figures.network.latency_seconds == doctest::Approx(20e-6));
+  CHECK(devices[4].kind == DeviceKind::kRef);
+  CHECK(devices[4].node == 2);
+  CHECK(devices[4].memory_bytes == 8'000'000'000);
+  CHECK(devices[4].figures.f32_flops_per_second == 5e12);
+  CHECK(devices[4].figures.half_flops_per_second == 9e12);
+  CHECK(devices[4].figures.inside == LinkRates{1e10, 0});
+}
+
+TEST_CASE("cluster files: what is wrong is named with its place") {
+  const auto refused = [](const char* text, const char* because) {
+    CAPTURE(text);
+    const std::string message = message_of([&] { devices_of_json(text); });
+    CAPTURE(message);
+    CHECK(has(message, because));
+  };
+  refused("{", "is none");
+  refused("{}", "neither nodes");
+  refused(R"({"nodes": []})", "something in it");
+  refused(R"({"nodes": 3})", "nodes is 3");
+  refused(R"({"nodes": [{}]})", "devices in it");
+  refused(R"({"nodes": [{"devices": [{"type": "FOO"}]}]})", "not a kind or type");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 0}]}]})", "nodes[0].devices[0].count is 0");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1.5}]}]})", "whole number");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "counts": 1}]}]})", "'counts' is not known");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "device": "ref"}]}]})", "either a device");
+  refused(R"({"nodes": [{"devices": [{"device": "ref:2"}]}]})", "one device");
+  refused(R"({"nodes": [{"devices": [{"device": "ref", "flops_per_second": {"f32": -1}}]}]})", "f32 is -1");
+  refused(R"({"nodes": [{"devices": [{"device": "ref", "flops_per_second": {}}]}]})", "a rate of f32");
+  refused(R"({"nodes": [{"devices": [{"device": "ref", "bytes_per_second": 1e40}]}]})", "bytes_per_second is 1e+40");
+  refused(R"({"nodes": [{"devices": [{"device": "ref"}], "network": "quick"}]})", "no rate of a link");
+  refused(R"({"nodes": [{"count": 2, "devices": [{"device": "ref", "flops_per_second": {"f32": 1e9}}]}]})",
+          "has no network");
+  refused(R"({"nodes": [{"count": 60000, "devices": [{"type": "T4", "count": 60000}]}]})", "more than 65536");
+}
+
+// Two nodes of two: groups across them share the network, those inside do not.
+TEST_CASE("rates: parts that leave a node at once share its network") {
+  const std::vector<DeviceSpec> devices = parse_devices("2xnull:2~8Gb/s@0.001ns~80Gb/s@0.001ns", {0});
+  Plan plan;
+  plan.devices = devices;
+  plan.groups = {{"all", {{0, 1, 2, 3}}}, {"across", {{0, 2}, {1, 3}}}, {"inside", {{0, 1}, {2, 3}}}};
+  Entry entry;
+  entry.links.push_back({"x", 1, {{0, 2, {}, {}}, {1, 3, {}, {}}, {2, 3, {}, {}}}});
+  const PlanRates rates(CostModel(devices, 1, kMachineOfCores), plan, entry);
+  CHECK(rates.group(0, 3).bytes_per_second == doctest::Approx(1e9));
+  CHECK(rates.group(1, 0).bytes_per_second == doctest::Approx(0.5e9));
+  CHECK(rates.group(2, 0).bytes_per_second == doctest::Approx(10e9));
+  CHECK(rates.link(0, 0).bytes_per_second == doctest::Approx(0.5e9));
+  CHECK(rates.link(0, 2).bytes_per_second == doctest::Approx(10e9));
+  CHECK(rates.members(1, 2) == 2);
+}
+
+// The same figures on all devices are those of a profile: the same times.
+TEST_CASE("rates: devices with the profile's own figures take the profile's times") {
+  const small::Model m = small::gpt();
+  std::vector<DeviceSpec> with = parse_devices("null:4", {0});
+  for (DeviceSpec& d : with) {
+    d.figures.f32_flops_per_second = kMachineOfCores.device.flops_per_second;
+    d.figures.bytes_per_second = kMachineOfCores.device.bytes_per_second;
+    d.figures.seconds_per_op = kMachineOfCores.device.seconds_per_op;
+    d.figures.inside = kMachineOfCores.link;
+  }
+  for (const char* strategy : {"replica", "split", "replica(2) > pipeline(2, micro_batches=3)"}) {
+    CAPTURE(strategy);
+    CompileOptions options;
+    options.strategy = strategy;
+    const Plan a = compile(m.g, parse_devices("null:4", {0}), options), b = compile(m.g, with, options);
+    const auto seconds = [](const Plan& p) { return times_of(p, p.entries[0], SIZE_MAX)->seconds; };
+    CHECK(seconds(a) == doctest::Approx(seconds(b)));
+    CHECK(print(a.entries[0].programs[0]) == print(b.entries[0].programs[0]));
+  }
+}
+
+TEST_CASE("a plan file keeps types and figures of its devices") {
+  CompileOptions options;
+  options.strategy = "replica(2)";
+  const Plan plan = compile(small::mlp().g, parse_devices("T4:1,V100-32GB:1~10Gb/s"), options);
+  const std::vector<uint8_t> bytes = serialize(plan);
+  const Plan again = deserialize(bytes.data(), bytes.size());
+  CHECK(again.devices == plan.devices);
+  CHECK(again.devices[1].type == "V100-32GB");
+}
+
+}  // namespace
+}  // namespace whale

@@ -1,0 +1,208 @@
+// Devices of unlike speed and memory: who gets what, and that it changes no result.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "cluster/devices.h"
+#include "compile/automatic.h"
+#include "compile/checks.h"
+#include "compile/compile.h"
+#include "plan/figures.h"
+#include "simulate/simulate.h"
+#include "trained.h"
+#include "unit/caught.h"
+
+namespace whale {
+namespace {
+
+// Devices of these FLOP/s (in 1e9) whose memory and starts are of no account.
+std::vector<DeviceSpec> of_speeds(const char* kind, const std::vector<double>& speeds) {
+  std::vector<DeviceSpec> out;
+  for (const double speed : speeds) {
+    out.push_back(parse_devices(kind, {0})[0]);
+    out.back().figures.f32_flops_per_second = speed * 1e9;
+    out.back().figures.bytes_per_second = 1e15, out.back().figures.seconds_per_op = 1e-12;
+    out.back().figures.inside = {1e15, 1e-12};
+  }
+  return out;
+}
+
+CompileOptions with(const char* strategy) {
+  CompileOptions options;
+  options.strategy = strategy;
+  return options;
+}
+
+Ints samples_of(const Plan& plan) {
+  Ints out;
+  for (const DeviceRow& row : plan.entries[0].rows) out.push_back(samples_of(plan.entries[0], row));
+  return out;
+}
+
+double seconds_of(const Plan& plan) { return times_of(plan, plan.entries[0], SIZE_MAX)->seconds; }
+
+TEST_CASE("mixed: replicas get samples by speed") {
+  const small::Model m = small::mlp(12);
+  CHECK(samples_of(compile(m.g, of_speeds("null", {3, 1}), with("replica"))) == Ints{9, 3});
+  CHECK(samples_of(compile(m.g, of_speeds("null", {1, 2, 3}), with("replica"))) == Ints{2, 4, 6});
+  CHECK(samples_of(compile(m.g, of_speeds("null", {1, 1, 1}), with("replica"))) == Ints{4, 4, 4});
+  // What is written stays.
+  CHECK(samples_of(compile(m.g, of_speeds("null", {3, 1}), with("replica(2, shares=[1,1])"))) == Ints{6, 6});
+  // Replicas of two: as fast as their ways together; equal ones inside.
+  const Plan nested = compile(m.g, of_speeds("null", {2, 2, 1, 1}), with("replica(2) > split(2)"));
+  CHECK(samples_of(nested) == Ints{8, 8, 4, 4});
+}
+
+TEST_CASE("mixed: ways of a split get parts by speed, in units of what is cut") {
+  const Plan plan = compile(small::mlp(12, OptimizerKind::kSgd, 4, 16).g, of_speeds("null", {3, 1}), with("split"));
+  REQUIRE(plan.meshes[0].axes[0].shares.size() == 2);
+  CHECK(plan.meshes[0].axes[0].shares[0] == 3 * plan.meshes[0].axes[0].shares[1]);
+}
+
+TEST_CASE("mixed: a slow stage gets less to do") {
+  const small::Model m = small::gpt(6, OptimizerKind::kSgd, 6);
+  const auto layers_of = [&](const std::vector<double>& speeds) {
+    const Plan plan = compile(m.g, of_speeds("null", speeds), with("pipeline(2, micro_batches=3)"));
+    std::vector<double> flops;
+    for (const DeviceRow& row : plan.entries[0].rows)
+      flops.push_back(step_of(plan.entries[0].programs[static_cast<size_t>(row.program)]).flops);
+    return flops[0] / (flops[0] + flops[1]);
+  };
+  CHECK(layers_of({1, 1}) == doctest::Approx(0.5).epsilon(0.15));
+  CHECK(layers_of({2, 1}) == doctest::Approx(2.0 / 3).epsilon(0.1));
+  CHECK(layers_of({1, 2}) == doctest::Approx(1.0 / 3).epsilon(0.15));
+}
+
+TEST_CASE("mixed: who has no room gets less than by speed") {
+  const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 2, 32);
+  std::vector<DeviceSpec> devices = of_speeds("null", {1, 1});
+  const Plan alike = compile(m.g, devices, with("replica"));
+  CHECK(samples_of(alike) == Ints{16, 16});
+  int64_t held = 0;
+  for (const DeviceRow& row : alike.entries[0].rows)
+    held = std::max(held, memory_of(alike, alike.entries[0], static_cast<size_t>(row.program)).device.total());
+  devices[0].memory_bytes = held * 3 / 4, devices[1].memory_bytes = held * 2;
+  const Plan plan = compile(m.g, devices, with("replica"));
+  const Ints samples = samples_of(plan);
+  CHECK(samples[0] < 16);
+  CHECK(samples[0] + samples[1] == 32);
+  CHECK(memory_of(plan, plan.entries[0], static_cast<size_t>(plan.entries[0].rows[0].program)).device.total() <=
+        devices[0].memory_bytes);
+}
+
+TEST_CASE("mixed: a plan for unlike devices trains what one device trains") {
+  const small::Model m = small::gpt(12, OptimizerKind::kAdamW, 4);
+  const small::Trained one = small::train(compile(m.g, parse_devices("ref:1"), with("replica")));
+  for (const char* strategy : {"replica", "split", "replica(2) > split(2)", "replica(2) > pipeline(2, micro_batches=3)",
+                               "pipeline(2, micro_batches=3) > replica(2)", "pipeline(4, micro_batches=2)", "auto"}) {
+    CAPTURE(strategy);
+    const Plan plan = compile(m.g, of_speeds("ref", {4, 1, 2, 1}), with(strategy));
+    CHECK(small::distance(small::train(plan), one) < 2e-5);
+    // From a file, and for another batch, with the same shares.
+    const std::vector<uint8_t> bytes = serialize(plan);
+    const Plan again = deserialize(bytes.data(), bytes.size());
+    CHECK(again.meshes == plan.meshes);
+    CHECK_NOTHROW(verify_source(again));
+    CHECK_NOTHROW(compile_entry(again, "train", 7));
+  }
+}
+
+// Shares are dealt by the source's ops; what passes make of them differs in what is small.
+TEST_CASE("mixed: no other shares of a batch are faster on the clock by a hundredth") {
+  const small::Model m = small::mlp(9);
+  for (const std::vector<double>& speeds : {std::vector<double>{2, 1}, {5, 2}, {1.5, 1}, {4, 3}}) {
+    const auto devices = of_speeds("null", speeds);
+    const double ours = seconds_of(compile(m.g, devices, with("replica")));
+    for (int k = 1; k < 9; ++k)
+      CHECK(ours <=
+            seconds_of(compile(m.g, devices, with(fmt::format("replica(2, shares=[{},{}])", k, 9 - k).c_str()))) *
+                (1 + 1e-9));
+  }
+}
+
+TEST_CASE("auto: as good as what one would try by hand, and says why the others lose") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
+  const std::vector<DeviceSpec> devices = parse_devices("2xT4:2~25Gb/s");
+  const Found found = search(m.g, devices, {});
+  REQUIRE(found.fits());
+  for (const char* strategy : {"replica", "split(2)", "replica(2) > split(2)",
+                               "replica(2) > pipeline(2, micro_batches=4)", "pipeline(4, micro_batches=4)"}) {
+    CAPTURE(strategy);
+    const bool two = std::string_view(strategy) == "split(2)";
+    const std::vector<DeviceSpec> mine = two ? std::vector<DeviceSpec>{devices[0], devices[1]} : devices;
+    if (!two) CHECK(found.winner().seconds <= seconds_of(compile(m.g, mine, with(strategy))) * (1 + 1e-9));
+  }
+  CHECK(found.winner().simulated);
+  for (size_t k = 1; k < found.list.size(); ++k) CHECK(!found.list[k].lost.empty());
+  const Plan plan = compile(m.g, devices, with("auto"));
+  CHECK(plan.strategy == found.winner().candidate.strategy);
+  CHECK(has(plan.notes.at(0), "Strategy auto chose"));
+  CHECK(seconds_of(plan) == doctest::Approx(found.winner().seconds));
+}
+
+TEST_CASE("auto: of unlike devices never slower than those of one type; those left out are named") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
+  const double mixed = search(m.g, parse_devices("V100:2|P100:2~1Gb/s"), {}).winner().seconds;
+  CHECK(mixed <= search(m.g, parse_devices("V100:2"), {}).winner().seconds * (1 + 1e-9));
+  CHECK(mixed <= search(m.g, parse_devices("P100:2~1Gb/s"), {}).winner().seconds * (1 + 1e-9));
+  const Plan plan = compile(m.g, parse_devices("V100:2|P100:2~1Gb/s"), with("auto"));
+  REQUIRE(plan.devices.size() == 2);  // a slow network is worse than none
+  CHECK(std::ranges::any_of(plan.notes, [](const std::string& n) { return has(n, "2 device(s) stay idle"); }));
+}
+
+TEST_CASE("auto: memory first; what fits nowhere says how near it came") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
+  const auto of_memory = [&](int64_t bytes) {
+    std::vector<DeviceSpec> devices = of_speeds("null", {1, 1});
+    for (DeviceSpec& d : devices) d.memory_bytes = bytes;
+    return devices;
+  };
+  const Found roomy = search(m.g, of_memory(1 << 30), {});
+  REQUIRE(roomy.fits());
+  int64_t least = roomy.winner().bytes;
+  for (const Judged& j : roomy.list)
+    if (j.bytes > 0) least = std::min(least, j.bytes);
+  const Found tight = search(m.g, of_memory(least), {});
+  REQUIRE(tight.fits());
+  CHECK(tight.winner().bytes <= least);
+  CHECK(tight.winner().seconds >= roomy.winner().seconds * (1 - 1e-9));
+  const std::string message = message_of([&] { compile(m.g, of_memory(4096), with("auto")); });
+  CHECK(has(message, "nearest is"));
+  CHECK(has(message, "missing"));
+}
+
+TEST_CASE("auto: the cheapest step, or the fastest within a budget") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
+  const std::vector<DeviceSpec> devices = parse_devices("H100:2|T4:2");
+  CompileOptions options;
+  const Found fast = search(m.g, devices, options);
+  options.search.objective = Objective::kPrice;
+  const Found cheap = search(m.g, devices, options);
+  CHECK(cheap.winner().price <= fast.winner().price);
+  CHECK(cheap.winner().seconds >= fast.winner().seconds * (1 - 1e-9));
+  const std::vector<Judged> front = pareto_front(fast);
+  for (size_t k = 1; k < front.size(); ++k) {
+    CHECK(front[k].price >= front[k - 1].price);
+    CHECK(front[k].seconds < front[k - 1].seconds);
+  }
+  options.search.objective = Objective::kThroughput;
+  options.search.most_price = cheap.winner().price * (1 + 1e-6);
+  CHECK(search(m.g, devices, options).winner().price <= options.search.most_price);
+  options.search.most_price = cheap.winner().price / 2;
+  CHECK(!search(m.g, devices, options).fits());
+}
+
+TEST_CASE("predict: a row for each count and batch; more devices are never slower") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
+  const Json rows = predict(m.g, parse_devices("V100:4"), {}, {1, 2, 4}, {8, 16});
+  REQUIRE(rows.size() == 6);
+  for (const Json& row : rows) {
+    CHECK(row["samples_per_second"].get<double>() ==
+          doctest::Approx(row["batch"].get<double>() / row["seconds"].get<double>()));
+    CHECK(row["bytes"].get<int64_t>() > 0);
+  }
+  CHECK_THROWS_AS(predict(m.g, parse_devices("V100:2"), {}, {3}, {}), Error);
+}
+
+}  // namespace
+}  // namespace whale
