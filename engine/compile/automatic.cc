@@ -71,7 +71,7 @@ class Search {
 
   Found run() {
     for (const auto& [of, chosen] : sets_of_devices()) shapes(of, chosen);
-    // What costs least memory traffic first: fewer ways, fewer stages; the time runs out on the others.
+    // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
     Found out{.list = {}, .batch = batch_};
     for (const Shape& shape : shapes_) {
@@ -172,6 +172,12 @@ class Search {
     shape.rank = static_cast<double>(split - 1) + 0.5 * static_cast<double>(stages - 1) +
                  (stages == 1 && parts > 0 ? 2 : 0) + (name.empty() ? 0 : 1) +
                  (stages > 1 ? 4.0 * static_cast<double>(stages) / static_cast<double>(parts) : 0);
+    int64_t memory = 0;
+    for (const int32_t d : chosen) memory = std::max(memory, devices_[static_cast<size_t>(d)].memory_bytes);
+    for (const Saving& saving : kSavings) {  // what has room as it is before what must be made to fit
+      if (memory == 0 || least_bytes(shape, saving, kMachineOfCores.held_copies) <= static_cast<double>(memory)) break;
+      shape.rank += 2;
+    }
     shapes_.push_back(std::move(shape));
   }
 
@@ -373,16 +379,17 @@ Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& device
 }
 
 std::string found_text(const Found& found, const std::vector<DeviceSpec>& devices) {
-  std::string out = fmt::format("{:<54}{:>10}{:>9}{:>10}\n", "strategy", "a step", "memory", "price");
-  constexpr size_t kRows = 12;
+  std::string out = fmt::format("{:>10}{:>10}{:>10}  {}\n", "a step", "memory", "price", "strategy");
+  constexpr size_t kRows = 12, kWide = 110;
   for (size_t k = 0; k < found.list.size() && k < kRows; ++k) {
     const Judged& j = found.list[k];
-    out += fmt::format("{:<54}{:>10}{:>9}{:>10}\n", brief(whole_text(j), 53),
-                       j.seconds > 0 ? seconds_text(j.seconds) : "-",
+    out += fmt::format("{:>10}{:>10}{:>10}  {}{}\n", j.seconds > 0 ? seconds_text(j.seconds) : "-",
                        j.bytes > 0 ? bytes_text(static_cast<double>(j.bytes)) : "-",
-                       j.price > 0 ? fmt::format("{:.3g}", j.price) : "-");
-    if (!j.lost.empty()) out += fmt::format("    {}\n", brief(j.lost, 100));
+                       j.price > 0 ? fmt::format("{:.3g}", j.price) : "-", brief(whole_text(j), kWide),
+                       j.simulated ? "" : " *");
+    if (!j.lost.empty()) out += fmt::format("{:32}{}\n", "", brief(j.lost, kWide));
   }
+  out += "* estimated; the others are timed by the simulator\n";
   if (found.list.size() > kRows) out += fmt::format("and {} more\n", found.list.size() - kRows);
   if (found.not_tried > 0) out += fmt::format("{} were not tried: there was no time\n", found.not_tried);
   if (found.fits() && found.winner().candidate.devices.size() < devices.size())
