@@ -575,7 +575,7 @@ typedef struct whale_plan_options {
   int32_t objective;              /* whale_objective of strategy "auto" */
   double most_price;              /* of a step that "auto" may choose, in the currency of the devices' prices; 0: any */
   double least_throughput;        /* samples a second that "auto" may choose; 0: any */
-  double search_seconds;          /* that "auto" searches for, about; 0: 60 */
+  double search_seconds;          /* that "auto" searches for, about; 0: 10 */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
   {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0.0, 0.0, 0.0}

@@ -62,6 +62,12 @@ class Search {
   Search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options)
       : graph_(graph), devices_(devices), options_(options), asked_(options.search), began_(Clock::now()) {
     batch_ = batch_of(graph);
+    for (const Op& op : graph.ops) {
+      flops_ += cost_of(view_of(graph, op)).flops;
+      if (has_flag(op.code, kProduct))
+        for (const TensorId t : op.outputs)
+          if (t != kNone) products_ += static_cast<double>(element_count(graph.tensor(t).dims) * size_of(DType::kF32));
+    }
     for (const Variable& v : graph.variables)
       if (v.role == Role::kParameter) {
         const Tensor& t = graph.tensor(v.tensor);
@@ -74,12 +80,17 @@ class Search {
     // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
     Found out{.list = {}, .batch = batch_};
+    constexpr double kHopeless = 3;  // times as slow by counts as the best is by its estimate
+    double best = std::numeric_limits<double>::infinity();
     for (const Shape& shape : shapes_) {
-      if (elapsed() > asked_.seconds && fits(out)) {
+      if (elapsed() > asked_.seconds || shape.rank > kHopeless * best) {
         ++out.not_tried;
         continue;
       }
-      if (std::optional<Judged> judged = first_that_fits(shape)) out.list.push_back(std::move(*judged));
+      std::optional<Judged> judged = first_that_fits(shape);
+      if (!judged) continue;
+      if (allowed(*judged) && asked_.objective == Objective::kThroughput) best = std::min(best, judged->seconds);
+      out.list.push_back(std::move(*judged));
     }
     rank(out);
     simulate_best(out);
@@ -97,10 +108,6 @@ class Search {
   };
 
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
-  static bool fits(const Found& found) {
-    return std::ranges::any_of(found.list, [](const Judged& j) { return j.seconds > 0 && j.missing == 0; });
-  }
-
   // All of them; where they are unlike, those of each type alone.
   std::vector<std::pair<std::string, std::vector<int32_t>>> sets_of_devices() const {
     std::vector<std::pair<std::string, std::vector<int32_t>>> out;
@@ -167,17 +174,7 @@ class Search {
                 .replicas = replicas > 1,
                 .rank = 0,
                 .ways = static_cast<double>(split * stages)};
-    // A bubble of stages, a collective of every product for ways, an accumulation: what is likely to be slow comes
-    // last.
-    shape.rank = static_cast<double>(split - 1) + 0.5 * static_cast<double>(stages - 1) +
-                 (stages == 1 && parts > 0 ? 2 : 0) + (name.empty() ? 0 : 1) +
-                 (stages > 1 ? 4.0 * static_cast<double>(stages) / static_cast<double>(parts) : 0);
-    int64_t memory = 0;
-    for (const int32_t d : chosen) memory = std::max(memory, devices_[static_cast<size_t>(d)].memory_bytes);
-    for (const Saving& saving : kSavings) {  // what has room as it is before what must be made to fit
-      if (memory == 0 || least_bytes(shape, saving, kMachineOfCores.held_copies) <= static_cast<double>(memory)) break;
-      shape.rank += 2;
-    }
+    shape.rank = likely_seconds(shape, replicas, stages, split, std::max<int64_t>(1, parts));
     shapes_.push_back(std::move(shape));
   }
 
@@ -188,6 +185,39 @@ class Search {
     if (c.accumulation > 0) out.accumulation = c.accumulation;
     out.verify_passes = false, out.dump = {};
     return out;
+  }
+
+  // What a step of this shape takes, by counts alone: arithmetic with the bubble of its stages, all-reduces of products
+  // that ways of a split add, of gradients, gathers of parameters that do not fit whole. For the order of looking.
+  double likely_seconds(const Shape& shape, int64_t replicas, int64_t stages, int64_t split, int64_t parts) const {
+    const std::vector<DeviceSpec> mine = of(devices_, shape.candidate.devices);
+    const bool half = is_half(options_.precision.value_or(graph_.training.precision));
+    const CostModel cost(mine, 1, options_.profile, half);
+    int64_t memory = 0;
+    double flops = 0;  // a second, of all
+    for (const DeviceSpec& d : mine) {
+      memory = std::max(memory, d.memory_bytes);
+      flops += cost.rates_of(d).flops_per_second;
+    }
+    const Saving* saving = &kSavings[0];
+    while (saving != &kSavings[std::size(kSavings) - 1] && memory > 0 &&
+           least_bytes(shape, *saving, kMachineOfCores.held_copies) > static_cast<double>(memory))
+      ++saving;
+    const auto ring = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
+    const double bytes = half ? 0.5 : 1;  // of what f32 takes
+    double seconds = kMachineOfCores.passes * flops_ / flops;
+    if (saving->recompute == Recompute::kFull) seconds *= 4.0 / 3;
+    if (stages > 1) seconds *= 1 + static_cast<double>(stages - 1) / static_cast<double>(parts);
+    constexpr double kReduced =
+        4.0 / 9;  // of what products make, there and back: 4 of 9 widths of a transformer's layer
+    seconds += kReduced * 2 * ring(split) * bytes * products_ / static_cast<double>(replicas * stages) /
+               cost.link.bytes_per_second;
+    const bool far = mine.back().node != 0;
+    const LinkRates outside = far ? cost.between(mine.front(), mine.back(), node_size(mine)) : cost.link;
+    const double gathered = saving->zero >= 3 ? 1 + static_cast<double>(parts) : 2;
+    seconds += gathered * ring(replicas) * parameters_ * (saving->zero >= 3 ? bytes : 1) / shape.ways /
+               outside.bytes_per_second;
+    return seconds;
   }
 
   // No estimate is as long as this is short: parameters, gradients and state alone.
@@ -274,24 +304,30 @@ class Search {
     std::ranges::stable_sort(found.list, [&](const Judged& a, const Judged& b) { return key(a) < key(b); });
   }
 
-  // Estimates of pipelines have messages for nothing: the best are walked.
+  // Estimates of pipelines have messages for nothing: the best are walked, and what is too long for it is taken to be
+  // as much slower as those were.
   void simulate_best(Found& found) const {
-    constexpr size_t kMostSteps = 400'000;
+    constexpr size_t kMostSteps = 2'000'000;
+    double estimated = 0, walked = 0;
     size_t left = asked_.simulated;
     for (Judged& j : found.list) {
       if (left-- == 0 || !allowed(j)) break;
       const std::vector<DeviceSpec> mine = of(devices_, j.candidate.devices);
       try {
         const Plan plan = compile(graph_, mine, options_of(j.candidate));
-        if (const auto times = times_of(plan, plan.entries[0], kMostSteps))
-          j.seconds = times->seconds, j.simulated = true, price(j, mine);
+        const auto times = times_of(plan, plan.entries[0], kMostSteps);
+        if (!times) continue;
+        estimated += j.seconds, walked += times->seconds;
+        j.seconds = times->seconds, j.simulated = true, price(j, mine);
       } catch (const Error& e) {
         j.lost = e.message(), j.seconds = 0;
       }
     }
+    if (walked > estimated)
+      for (Judged& j : found.list)
+        if (!j.simulated && j.seconds > 0)
+          j.seconds *= walked / estimated, price(j, of(devices_, j.candidate.devices));
     rank(found);
-    // An estimate that nobody walked does not win over what was walked.
-    std::ranges::stable_partition(found.list, [&](const Judged& j) { return allowed(j) && j.simulated; });
   }
 
   void say_why(Found& found) const {
@@ -317,7 +353,8 @@ class Search {
   const SearchOptions& asked_;
   Clock::time_point began_;
   int64_t batch_ = 0;
-  double parameters_ = 0;  // bytes
+  double parameters_ = 0;            // bytes
+  double flops_ = 0, products_ = 0;  // of a forward pass; bytes that its products make
   std::vector<Shape> shapes_;
 };
 
@@ -391,7 +428,8 @@ std::string found_text(const Found& found, const std::vector<DeviceSpec>& device
   }
   out += "* estimated; the others are timed by the simulator\n";
   if (found.list.size() > kRows) out += fmt::format("and {} more\n", found.list.size() - kRows);
-  if (found.not_tried > 0) out += fmt::format("{} were not tried: there was no time\n", found.not_tried);
+  if (found.not_tried > 0)
+    out += fmt::format("{} were not tried: by counts three times as slow, or there was no time\n", found.not_tried);
   if (found.fits() && found.winner().candidate.devices.size() < devices.size())
     out += fmt::format("{} of {} devices stay idle\n", devices.size() - found.winner().candidate.devices.size(),
                        devices.size());

@@ -23,7 +23,7 @@ struct SearchOptions {
   Objective objective = Objective::kThroughput;
   double most_price = std::numeric_limits<double>::infinity();  // of a step
   double least_throughput = 0;                                  // samples a second
-  double seconds = 60;                                          // that a search may take, about
+  double seconds = 10;                                          // that a search may take, about
   size_t simulated = 4;                                         // the best, judged by the simulator too
 };
 

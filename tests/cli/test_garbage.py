@@ -97,7 +97,7 @@ def test_numbers_that_would_mean_the_default_are_refused(tmp_path):
 def test_an_unknown_device_is_named(model, tmp_path):
     for command in ("plan", "run", "verify"):
         done = ask([command, model, "--devices", "xyzzy:2"], tmp_path)
-        assert b"'xyzzy' is not a kind of device" in done.stderr and b"cpu:N" in done.stderr, done.stderr
+        assert b"'xyzzy' is not a kind or type of device" in done.stderr and b"cpu:N" in done.stderr, done.stderr
 
 
 def test_long_text_is_shown_once_by_both_ends(model, tmp_path):

@@ -134,7 +134,7 @@ const Row kRows[] = {
      }},
     {"budget", "of strategy auto: what a step may cost", Kind::kReal, 0, real<&O::most_price>},
     {"min-throughput", "of strategy auto: samples a second at least", Kind::kReal, 0, real<&O::least_throughput>},
-    {"search-seconds", "that strategy auto may search, about (default 60)", Kind::kReal, 0, real<&O::search_seconds>},
+    {"search-seconds", "that strategy auto may search, about (default 10)", Kind::kReal, 0, real<&O::search_seconds>},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
     {"no-overlap", "communicate on the compute queue, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},

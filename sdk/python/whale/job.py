@@ -227,7 +227,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         (``{"link.bytes_per_second": 1e9}``; docs/profiles.md). None: those of devices that nobody has measured. The plan keeps them.
     objective, budget, min_throughput, search_seconds
         Of strategy ``"auto"``: ``"throughput"`` or ``"price"`` of a step; what a step may cost at most, in the currency of the devices' prices,
-        0: anything; samples a second at least; seconds that a search may take, about, 0: 60.
+        0: anything; samples a second at least; seconds that a search may take, about, 0: 10.
 
     ``zero``, ``gradient_dtype``, ``adasum``, ``update``, ``matmul_chunks`` and ``prefetch`` are about what several devices do: on one they are legal and
     change nothing. Options of training (these but ``matmul_chunks`` and ``prefetch``, and ``accumulation``, ``train_batches``, ``accumulate_dtype``, ``state_shares``, ``recompute``, ``bucket_bytes``, ``offload`` of anything but
