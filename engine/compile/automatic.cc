@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <numeric>
 #include <optional>
-#include <set>
 
 #include "base/text.h"
 #include "base/watch.h"
@@ -76,7 +76,7 @@ class Search {
   }
 
   Found run() {
-    for (const auto& [of, chosen] : sets_of_devices()) shapes(of, chosen);
+    for (const Set& set : sets_of_devices()) shapes(set);
     // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
     Found out{.list = {}, .batch = batch_};
@@ -108,31 +108,51 @@ class Search {
   };
 
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
-  // All of them; where they are unlike, those of each type alone.
-  std::vector<std::pair<std::string, std::vector<int32_t>>> sets_of_devices() const {
-    std::vector<std::pair<std::string, std::vector<int32_t>>> out;
-    std::vector<int32_t> all(devices_.size());
+  struct Set {
+    std::string name;  // empty: all, as they are listed
+    std::vector<int32_t> devices;
+    bool ordered = false;  // of worth only where stages go along the devices
+  };
+  // All of them; where they are unlike, also those of each type alone, and all with the nodes of much memory first
+  // (Jia et al., 2022, section 3.3.2), or last.
+  std::vector<Set> sets_of_devices() const {
+    Set all;
     std::map<std::string, std::vector<int32_t>> of_type;
     for (size_t d = 0; d < devices_.size(); ++d) {
-      all[d] = static_cast<int32_t>(d);
-      of_type[type_of(devices_[d])].push_back(all[d]);
+      all.devices.push_back(static_cast<int32_t>(d));
+      of_type[type_of(devices_[d])].push_back(all.devices.back());
     }
-    out.emplace_back("", std::move(all));
-    if (are_unlike(devices_))
-      for (auto& [type, list] : of_type) out.emplace_back(type + " alone", std::move(list));
+    std::vector<Set> out{all};
+    if (!are_unlike(devices_)) return out;
+    for (auto& [type, list] : of_type) out.push_back({type + " alone", std::move(list)});
+    std::map<int, double> room;  // of a node, and how fast it is where rooms are alike
+    for (const DeviceSpec& d : devices_)
+      room[d.node] =
+          std::max(room[d.node], static_cast<double>(d.memory_bytes) + 1e-6 * d.figures.f32_flops_per_second);
+    for (const bool rising : {false, true}) {
+      Set sorted{rising ? "smallest memory first" : "largest memory first", all.devices, true};
+      std::ranges::stable_sort(sorted.devices, [&](int32_t a, int32_t b) {
+        const double mine = room.at(devices_[static_cast<size_t>(a)].node);
+        const double other = room.at(devices_[static_cast<size_t>(b)].node);
+        return rising ? mine < other : mine > other;
+      });
+      if (std::ranges::none_of(out, [&](const Set& s) { return s.devices == sorted.devices; }))
+        out.push_back(std::move(sorted));
+    }
     return out;
   }
 
-  // Devices of each node, where all nodes have as many; else 1.
+  // That divides the devices of every node.
   static int64_t node_size(const std::vector<DeviceSpec>& devices) {
     std::map<int, int64_t> sizes;
     for (const DeviceSpec& d : devices) ++sizes[d.node];
-    for (const auto& [node, size] : sizes)
-      if (size != sizes.begin()->second) return 1;
-    return sizes.begin()->second;
+    int64_t common = 0;
+    for (const auto& [node, size] : sizes) common = std::gcd(common, size);
+    return common;
   }
 
-  void shapes(const std::string& name, const std::vector<int32_t>& chosen) {
+  void shapes(const Set& set) {
+    const auto& [name, chosen, ordered] = set;
     const std::vector<DeviceSpec> mine = of(devices_, chosen);
     const auto n = static_cast<int64_t>(chosen.size());
     const int64_t node = node_size(mine);
@@ -143,13 +163,13 @@ class Search {
         if (stages > kMostStages) break;
         const int64_t replicas = n / split / stages;
         if (replicas > std::max<int64_t>(1, batch_)) continue;
-        if (stages == 1)
+        if (stages == 1 && !ordered)
           for (const int64_t parts : {int64_t{0}, int64_t{4}, int64_t{16}, int64_t{64}})
             add(name, chosen, replicas, 1, split, parts, false);
-        else
+        if (stages > 1)
           for (const int64_t per : {int64_t{1}, int64_t{2}, int64_t{4}, int64_t{8}})
             for (const bool outside : {false, true})
-              if (!outside || (replicas > 1 && are_unlike(mine)))
+              if (outside ? replicas > 1 && are_unlike(mine) : !ordered || replicas == 1)
                 add(name, chosen, replicas, stages, split, stages * per, outside);
       }
     }
@@ -325,8 +345,7 @@ class Search {
     }
     if (walked > estimated)
       for (Judged& j : found.list)
-        if (!j.simulated && j.seconds > 0)
-          j.seconds *= walked / estimated, price(j, of(devices_, j.candidate.devices));
+        if (!j.simulated && j.seconds > 0) j.seconds *= walked / estimated, price(j, of(devices_, j.candidate.devices));
     rank(found);
   }
 
