@@ -16,6 +16,7 @@
 #include "ir/plan_options.h"
 #include "prove/prove.h"
 #include "schema/graph_file.h"
+#include "simulate/summary.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT
@@ -343,6 +344,16 @@ whale_status* whale_plan_choices(const whale_plan* plan, whale_text* out) {
 whale_status* whale_plan_choices_json(const whale_plan* plan, whale_text* out) {
   return planned_again(
       plan, out, [](const Plan& p) { return choices_json(choices_of(p)); }, __func__);
+}
+
+whale_status* whale_plan_simulate_json(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return text_of(simulation_json(p, p.entries.at(0))); }, __func__);
+}
+
+whale_status* whale_plan_simulate(const whale_plan* plan, whale_text* out) {
+  return planned_again(
+      plan, out, [](const Plan& p) { return simulation_text(simulation_json(p, p.entries.at(0))); }, __func__);
 }
 
 whale_status* whale_plan_prove(const whale_plan* plan, whale_text* out) {

@@ -649,6 +649,12 @@ WHALE_API whale_status *whale_plan_predict_json(whale_engine *engine, const whal
                                                 const whale_plan_options *options /* may be NULL */,
                                                 const int64_t *counts /* of devices */, size_t count_count,
                                                 const int64_t *batches /* samples of a step */, size_t batch_count, whale_text *out);
+/* One step of the plan's first entry as the simulator walks it, instruction for instruction: JSON with `seconds`, `instructions`, `walk_seconds`, and
+ * `classes` of devices that do the same at the same time: `devices`, `compute_seconds`, `phases`, `communication_seconds`, `hidden_seconds` of it
+ * (beside computation), `idle_seconds`. RESOURCE_EXHAUSTED: more than 2^26 instructions of unlike devices. */
+WHALE_API whale_status *whale_plan_simulate_json(const whale_plan *plan, whale_text *out);
+/* The same as a table for a terminal. */
+WHALE_API whale_status *whale_plan_simulate(const whale_plan *plan, whale_text *out);
 /* Is the plan equal to the one-device program of its source? Found without running it, of each entry (docs/proof.md): JSON with `verdict`
  * ("proven", "refuted", "not covered": no rule for something in it, nothing is said) and `text`, lines for a person. A verdict is no error.
  * Under the timeout that the plan was made with, and the cancel token of whale_plan_create. */

@@ -26,6 +26,7 @@ void add_bench(CLI::App& app);
 void add_devices(CLI::App& app);
 void add_validate(CLI::App& app);
 void add_predict(CLI::App& app);
+void add_simulate(CLI::App& app);
 // program: what stands behind --.
 void add_launch(CLI::App& app, const std::vector<std::string>& program, int& exit_code);
 

@@ -173,6 +173,7 @@ int run(int all, char** argv) {
   add_devices(app);
   add_validate(app);
   add_predict(app);
+  add_simulate(app);
   add_launch(app, program, exit_code);
   refuse_values_of_flags(app);
   try {

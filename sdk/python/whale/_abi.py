@@ -463,6 +463,8 @@ PROTOTYPES = {
     "whale_plan_search_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
     "whale_plan_search": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(whale_text)]),
     "whale_plan_predict_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_int64), c_size_t, POINTER(c_int64), c_size_t, POINTER(whale_text)]),
+    "whale_plan_simulate_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
+    "whale_plan_simulate": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_prove": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_device_count": (c_size_t, [c_void_p]),
     "whale_plan_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),

@@ -100,6 +100,12 @@ class Plan:
         cost model, nothing beside anything. Ops of repeated blocks are one row."""
         return renamed.report(take_text(lib.whale_plan_choices_json, self._handle.pointer))
 
+    def simulate(self) -> dict:
+        """One step as the simulator walks the plan, instruction for instruction: ``seconds``; ``classes`` of devices that do the same at the same
+        time: ``devices``, ``compute_seconds``, ``phases``, ``communication_seconds``, ``hidden_seconds`` of it (beside computation),
+        ``idle_seconds``; ``instructions`` that were walked and ``walk_seconds``."""
+        return json.loads(take_text(lib.whale_plan_simulate_json, self._handle.pointer))
+
     def prove(self) -> dict:
         """Whether the plan is equal to the one-device program of its source, found without running it (docs/proof.md).
 

@@ -1,0 +1,31 @@
+// simulate: one step of a plan on the clock.
+#include <cstdio>
+
+#include "commands.h"
+#include "plan_arguments.h"
+#include "runner.h"
+
+namespace tool {
+
+void add_simulate(CLI::App& app) {
+  struct State {
+    std::string path;
+    bool json = false;
+    PlanArguments arguments;
+  };
+  const auto state = std::make_shared<State>();
+  CLI::App* command = app.add_subcommand(
+      "simulate", "one step of a plan on the clock, instruction for instruction: how long, who works and who waits");
+  command->add_option("FILE", state->path, "a .plan file, or a .whale file that is planned first")->required();
+  command->add_flag("--json", state->json, "print as JSON");
+  add_plan_options(*command, state->arguments);
+  command->callback([state] {
+    const Engine engine = make_engine(state->arguments.init_dir);
+    const Plan plan = open_plan(engine.get(), state->path, state->arguments);
+    std::printf("%s\n", text(state->json ? whale_plan_simulate_json : whale_plan_simulate,
+                             static_cast<const whale_plan*>(plan.get()))
+                            .c_str());
+  });
+}
+
+}  // namespace tool
