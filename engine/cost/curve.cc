@@ -23,8 +23,12 @@ struct Nearest {
   const char *architecture, *gpu;
 };
 constexpr Nearest kNearest[] = {
-    {"Pascal", "Tesla P100-PCIE-16GB"},  {"Volta", "Tesla V100-PCIE-32GB"}, {"Turing", "Tesla T4"},
-    {"Ampere", "NVIDIA A100-PCIE-40GB"}, {"Ada", "NVIDIA L4"},              {"Hopper", "NVIDIA H100 80GB HBM3"},
+    {"Pascal", "Tesla P100-PCIE-16GB"},
+    {"Volta", "Tesla V100-PCIE-32GB"},
+    {"Turing", "Tesla T4"},
+    {"Ampere", "NVIDIA A100-PCIE-40GB"},
+    {"Ada", "NVIDIA L4"},
+    {"Hopper", "NVIDIA H100 80GB HBM3"},
     {"CDNA", "NVIDIA A100-PCIE-40GB"},
 };
 constexpr const char* kOfNoArchitecture = "NVIDIA A100-PCIE-40GB";
@@ -125,10 +129,8 @@ double product_seconds(const Product& product, const DeviceCurve& curve) {
   if (product.flops() <= 0) return curve.constants.start_seconds;
   double arithmetic = tiled_seconds(product, curve);
   if (!curve.sheet.heats)
-    arithmetic *=
-        1 + curve.constants.strain * std::max(0., 1 - kRowBytes / (product.k * product.bytes_an_element));
-  return curve.constants.start_seconds +
-         heated(soft_max(arithmetic, product.bytes() / achieved_bytes(curve)), curve);
+    arithmetic *= 1 + curve.constants.strain * std::max(0., 1 - kRowBytes / (product.k * product.bytes_an_element));
+  return curve.constants.start_seconds + heated(soft_max(arithmetic, product.bytes() / achieved_bytes(curve)), curve);
 }
 
 double pass_seconds(double bytes, const DeviceCurve& curve) {
