@@ -12,9 +12,12 @@ void Errors::add(const std::vector<std::string>& groups, double predicted, doubl
     throw invalid("{} was measured and {} predicted, expected seconds above 0", measured, predicted);
   const double error = predicted / measured - 1;
   all_.add(error);
-  for (const std::string& name : groups) {
-    auto at = std::ranges::find_if(groups_, [&](const Group& g) { return g.name == name; });
-    if (at == groups_.end()) at = groups_.insert(at, Group{name});
+  for (size_t level = 0; level < groups.size(); ++level) {
+    auto at = std::ranges::find_if(groups_, [&](const Group& g) { return g.name == groups[level]; });
+    if (at == groups_.end()) {
+      at = std::ranges::find_if(groups_, [&](const Group& g) { return g.level > level; });
+      at = groups_.insert(at, Group{groups[level], level});
+    }
     at->add(error);
   }
 }
