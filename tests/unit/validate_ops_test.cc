@@ -48,13 +48,17 @@ const DeviceCurve& some_curve() {
 
 }  // namespace
 
-TEST_CASE("curves: products that were measured are within 15 %") {
+TEST_CASE("curves: products that were measured are within 20 %, 11 % in the mean") {
+  double sum = 0;
   for (const MeasuredProduct& p : kProducts) {
-    CAPTURE(p.gpu);
+    CAPTURE(std::string(p.gpu));
     CAPTURE(p.m);
     const double seconds = product_seconds({p.batch, p.m, p.n, p.inner}, curve_of(p.gpu));
-    CHECK(std::abs(seconds * 1e3 / p.milliseconds - 1) < 0.15);
+    const double error = std::abs(seconds * 1e3 / p.milliseconds - 1);
+    CHECK(error < 0.20);
+    sum += error;
   }
+  CHECK(sum / std::size(kProducts) < 0.11);
 }
 
 TEST_CASE("curves: tiles are whole and come in waves over the processors") {
@@ -100,7 +104,7 @@ TEST_CASE("curves: more work is never faster, none beats the sheet") {
   CHECK(rc::check("products", [] {
     const DeviceCurve& curve = some_curve();
     Product p{size(), size(), size(), size(), *rc::gen::element(2., 4.)}, more = p;
-    (*rc::gen::element(&more.batch, &more.m, &more.n, &more.k)) += size();
+    **rc::gen::element(&more.batch, &more.m, &more.n, &more.k) += size();
     RC_ASSERT(product_seconds(more, curve) >= product_seconds(p, curve));
     const double peak = p.bytes_an_element == 2 ? curve.sheet.flops_per_second16 : curve.sheet.flops_per_second;
     RC_ASSERT(product_seconds(p, curve) >= p.flops() / peak);

@@ -134,7 +134,8 @@ def main():
                 totals[op].append(each)
             if not options.splits:
                 print("{{\"{}\", {{{}}}}},".format(gpu, ", ".join(f"{c:.4g}" for c in constants)))
-            print(f"{gpu:24}", " ".join(f"{op} {100 * each.mean():5.2f} %" for op, each in errors.items()), file=sys.stderr)
+            told = " ".join(f"{op} {100 * each.mean():5.2f} %" for op, each in errors.items())
+            print(f"{gpu:24} {told}", file=sys.stderr)
     print("all", " ".join(f"{op} {100 * np.concatenate(each).mean():.2f} %" for op, each in totals.items() if each),
           file=sys.stderr)
 

@@ -123,8 +123,8 @@ def main():
             totals.append(each)
             if not options.splits:
                 print("{{\"{}\", {{{}}}}},".format(gpu, ", ".join(f"{c:.3g}" for c in constants)))
-            print(f"{gpu:16} {100 * each.mean():5.2f} % of {rows.sum()} rows; the longest part is {100 * longest:.1f} % short",
-                  file=sys.stderr)
+            told = f"{100 * each.mean():5.2f} % of {rows.sum()} rows; the longest part is {100 * longest:.1f} % short"
+            print(f"{gpu:16} {told}", file=sys.stderr)
     print(f"all {100 * np.concatenate(totals).mean():.2f} %", file=sys.stderr)
 
 

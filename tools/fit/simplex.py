@@ -1,4 +1,4 @@
-"""A minimum without derivatives (Nelder and Mead, 1965), restarted where it stops: what fitting a few constants needs."""
+"""A minimum without derivatives (Nelder and Mead, 1965), restarted where it stops: for fitting a few constants."""
 import numpy as np
 
 
