@@ -110,8 +110,7 @@ DeviceCurve curve_of(const GpuSheet& sheet) {
   DeviceCurve curve{sheet, fitted(gpu)->constants, gpu, ""};
   // A strain of long runs says nothing of a board that holds its clock, and the other way round.
   if (gpu_sheet(gpu)->heats != sheet.heats) curve.constants.strain = 0;
-  curve.note = fmt::format("{} was not measured: the constants of {} with the peaks of its own data sheet", sheet.name,
-                           curve.fitted_on);
+  curve.note = fmt::format("{}: not measured; its peaks, constants of {}", sheet.name, curve.fitted_on);
   return curve;
 }
 

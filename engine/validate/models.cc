@@ -203,7 +203,7 @@ Json validate_models(const std::string& path, const ValidateOptions& options) {
   for (const auto& [why, rows] : left_out) notes.push_back(fmt::format("{} row(s) {} left out", rows, why));
   out["notes"] = notes;
   std::string text = "steps of whole models, composed of their ops\n" + errors.table();
-  for (const std::string& note : notes) text += "note: " + note + "\n";
+  for (const std::string& note : notes) text += note + "\n";
   out["text"] = text;
   return out;
 }

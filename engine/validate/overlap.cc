@@ -116,7 +116,7 @@ Json validate_overlap(const std::string& path, const ValidateOptions&) {
     }
     const GpuInterference model = interference_of(row.gpu);
     if (!model.own && !short_.contains(row.gpu))
-      notes.push_back(fmt::format("{} was not measured: interference as of {}", row.gpu, model.fitted_on));
+      notes.push_back(fmt::format("{}: not measured; interference as of {}", row.gpu, model.fitted_on));
     const bool far = row.inter > 1 || model.host_linked;
     const double predicted = together_seconds(*times, model.constants, far);
     auto& [sum, count] = short_[row.gpu];
@@ -143,7 +143,7 @@ Json validate_overlap(const std::string& path, const ValidateOptions&) {
     notes.push_back(fmt::format("{} row(s) left out: a part of theirs did not run alone in any row", unknown));
   out["notes"] = notes;
   std::string text = "work that runs together: parts alone from this file, eight constants a GPU\n" + errors.table();
-  for (const std::string& note : notes) text += "note: " + note + "\n";
+  for (const std::string& note : notes) text += note + "\n";
   out["text"] = text;
   return out;
 }

@@ -66,7 +66,7 @@ std::vector<std::string> Curves::note_list() const {
 
 std::string Curves::notes() const {
   std::string out;
-  for (const std::string& note : note_list()) out += "note: " + note + "\n";
+  for (const std::string& note : note_list()) out += note + "\n";
   return out;
 }
 

@@ -134,7 +134,7 @@ TEST_CASE("curves: a GPU that was not measured takes the nearest architecture's 
   CHECK(curve_of("nvidia_a100_80gb_pcie").note.empty());
   const DeviceCurve h200 = curve_of("NVIDIA H200");
   CHECK(h200.fitted_on == "NVIDIA H100 80GB HBM3");
-  CHECK(has(h200.note, "NVIDIA H200 was not measured"));
+  CHECK(has(h200.note, "NVIDIA H200: not measured; its peaks"));
   CHECK(h200.sheet.bytes_per_second == 4800e9);
   CHECK(h200.constants.compute_share == curve_of("NVIDIA H100 80GB HBM3").constants.compute_share);
   GpuSheet unknown = h200.sheet;
@@ -166,7 +166,7 @@ TEST_CASE("validate ops: a GPU of a data sheet in a folder") {
   CHECK(has(message_of([&] { validate(path, {}); }, {Code::kInvalidArgument}), "no data sheet of the GPU 'Abacus 9'"));
   const Json out = validate(path, {.form = "ops", .profiles = folder.path()});
   CHECK(out["rows"] == 1);
-  CHECK(has(out["text"].get<std::string>(), "Abacus 9 was not measured: the constants of"));
+  CHECK(has(out["text"].get<std::string>(), "Abacus 9: not measured; its peaks, constants of"));
   // 137 GFLOP at most at a TFLOP/s.
   CHECK(out["groups"]["linear"]["mean_error_percent"].get<double>() > 13.7 - 100);
   folder.write("abacus.json", R"({"Device":"Abacus 9","Mem_Bw":-1,"Num_Sm":10,"SingleFLOPs":1000,"L2Cache":1})");
