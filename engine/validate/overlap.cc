@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <optional>
 
@@ -15,9 +16,9 @@ namespace {
 constexpr std::array<std::string_view, kWorks> kColumns{"compute_n", "g2g_mb", "h2d_mb", "d2h_mb"};  // by Work
 
 struct Row {
-  std::string gpu, topology;
+  std::string gpu, world, topology;
   PerWork<double> amounts;
-  double seconds;
+  double seconds, spread;
   int64_t inter;
   int parts() const {
     return static_cast<int>(std::ranges::count_if(amounts, [](double amount) { return amount > 0; }));
@@ -25,12 +26,13 @@ struct Row {
 };
 
 Row read_row(const Csv& csv, size_t at) {
-  Row row{csv.text(at, "gpu"),
-          fmt::format("{} world {} intra {} inter {}", csv.text(at, "gpu"), csv.whole(at, "world"),
-                      csv.whole(at, "intra"), csv.whole(at, "inter")),
-          {},
-          csv.number(at, "latency_ms") * 1e-3,
-          csv.whole(at, "inter")};
+  Row row;
+  row.gpu = csv.text(at, "gpu");
+  row.world = fmt::format("{} world {}", row.gpu, csv.whole(at, "world"));
+  row.inter = csv.whole(at, "inter");
+  row.topology = fmt::format("{} intra {} inter {}", row.world, csv.whole(at, "intra"), row.inter);
+  row.seconds = csv.number(at, "latency_ms") * 1e-3;
+  row.spread = csv.has("std_ms") ? csv.number(at, "std_ms") * 1e-3 : 0;
   for (int w = 0; w < kWorks; ++w) row.amounts[w] = csv.number(at, kColumns[w]);
   if (row.seconds <= 0) throw invalid("{}, row {}: latency_ms is 0, expected a time above it", csv.path, at + 1);
   if (!row.parts())
@@ -39,7 +41,7 @@ Row read_row(const Csv& csv, size_t at) {
   return row;
 }
 
-// start + slope x amount: the line of least squared relative errors through what ran alone.
+// start + slope x amount, by least squares through what ran alone, each known to 2 % and its own spread.
 struct Line {
   double start = 0, slope = 0;
   double seconds(double amount) const { return start + slope * amount; }
@@ -47,45 +49,58 @@ struct Line {
 
 class Fit {
  public:
-  void add(double x, double y) {
-    const double a = 1 / y, b = x / y;
-    aa_ += a * a, ab_ += a * b, bb_ += b * b, a_ += a, b_ += b;
+  void add(double x, double y, double spread) {
+    const double sigma = std::hypot(0.02 * y, spread);
+    const double a = 1 / sigma, b = x / sigma, c = y / sigma;
+    aa_ += a * a, ab_ += a * b, bb_ += b * b, ac_ += a * c, bc_ += b * c;
   }
   Line line() const {
     const double determinant = aa_ * bb_ - ab_ * ab_;
     if (determinant > 1e-12 * aa_ * bb_) {
-      const Line both{(a_ * bb_ - b_ * ab_) / determinant, (b_ * aa_ - a_ * ab_) / determinant};
+      const Line both{(ac_ * bb_ - bc_ * ab_) / determinant, (bc_ * aa_ - ac_ * ab_) / determinant};
       if (both.start >= 0 && both.slope >= 0) return both;
     }
-    return {0, b_ / bb_};
+    return {0, bc_ / bb_};
   }
 
  private:
-  double aa_ = 0, ab_ = 0, bb_ = 0, a_ = 0, b_ = 0;
+  double aa_ = 0, ab_ = 0, bb_ = 0, ac_ = 0, bc_ = 0;
 };
 
-// What each kind takes alone: arithmetic by GPU, since it does not depend on where the others are; traffic by topology.
+// What each kind takes alone. Arithmetic does not depend on where the others are, copies do little: where a topology
+// has none alone, those of as many devices count, or of the GPU.
 class Alone {
  public:
   void add(const Row& row) {
-    for (int w = 0; w < kWorks; ++w)
-      if (row.amounts[w] > 0) fits_[key(row, w)].add(row.amounts[w], row.seconds);
+    for (int w = 0; w < kWorks; ++w) {
+      if (row.amounts[w] <= 0) continue;
+      for (const std::string& key : keys(row, w)) fits_[{key, w}].add(row.amounts[w], row.seconds, row.spread);
+    }
   }
   // Nothing where no row had that part alone.
   std::optional<PerWork<double>> of(const Row& row) const {
     PerWork<double> out{};
     for (int w = 0; w < kWorks; ++w) {
       if (row.amounts[w] <= 0) continue;
-      const auto at = fits_.find(key(row, w));
-      if (at == fits_.end()) return {};
-      out[w] = at->second.line().seconds(row.amounts[w]);
+      for (const std::string& key : keys(row, w)) {
+        const auto at = fits_.find({key, w});
+        if (at == fits_.end()) continue;
+        out[w] = at->second.line().seconds(row.amounts[w]);
+        break;
+      }
+      if (out[w] <= 0) return {};
     }
     return out;
   }
 
  private:
-  static std::pair<std::string, int> key(const Row& row, int w) {
-    return {w == static_cast<int>(Work::kCompute) ? row.gpu : row.topology, w};
+  // The best first.
+  static std::vector<std::string> keys(const Row& row, int w) {
+    switch (static_cast<Work>(w)) {
+      case Work::kCompute: return {row.gpu};
+      case Work::kLink: return {row.topology};
+      default: return {row.topology, row.world, row.gpu};
+    }
   }
   std::map<std::pair<std::string, int>, Fit> fits_;
 };

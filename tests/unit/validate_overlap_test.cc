@@ -97,8 +97,8 @@ TEST_CASE("validate overlap: what cannot be told is said") {
   CHECK(has(message("l4,8,2,1,0,4096,4096,0,0,0,5,0\n"), "row 1: nothing ran"));
   CHECK(has(message("l4,8,2,1,0,4096,4096,1,0,0,0,0\n"), "latency_ms is 0"));
   CHECK(has(message("l4,8,2,1,0,4096,4096,-1,0,0,5,0\n"), "column 'g2g_mb' is '-1'"));
-  // One of two rows has a part that never ran alone.
-  const std::string alone = "l4,8,2,1,0,1,1,0,8,0,2,0\nl4,8,2,1,0,1,1,0,0,8,2,0\n";
+  // One of two rows has a part that never ran alone; copies count that ran among another number of devices.
+  const std::string alone = "l4,8,2,1,0,1,1,0,8,0,2,0\nl4,4,2,1,0,1,1,0,0,8,2,0\n";
   const WrittenFile file("overlap.csv", kHeader + alone + "l4,8,2,1,0,1,1,0,8,8,3.5,0\nl4,8,2,1,0,1,1,8,8,0,3,0\n");
   const Json out = validate(file.path(), {});
   CHECK(out["rows"] == 1);

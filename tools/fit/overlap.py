@@ -18,32 +18,33 @@ PARTS = ("compute_n", "g2g_mb", "h2d_mb", "d2h_mb")
 HOST_LINKED = {"l4"}  # whose devices reach each other through the host only
 
 
-def line(x, y):
-    """a + b x with the least sum of squared relative errors, a from 0."""
+def line(x, y, spread):
+    """a + b x by least squares, a and b from 0; what was measured is known to 2 % and its own spread."""
+    sigma = np.hypot(0.02 * y, spread)
     if len(set(x)) > 1:
-        a, b = np.linalg.lstsq(np.stack([1 / y, x / y], 1), np.ones_like(y), rcond=None)[0]
+        a, b = np.linalg.lstsq(np.stack([1 / sigma, x / sigma], 1), y / sigma, rcond=None)[0]
         if a >= 0 and b >= 0:
             return a, b
-    return 0.0, np.sum(x / y) / np.sum((x / y) ** 2)
+    return 0.0, np.sum(x * y / sigma**2) / np.sum((x / sigma) ** 2)
 
 
-def alone(groups, amounts, seconds, given):
+def alone(groups, amounts, seconds, spreads, given):
     """Seconds that each part of each row takes alone; NaN where no row says."""
     single = given & ((amounts > 0).sum(1) == 1)
     gpus = np.array([g[0] for g in groups])
+    worlds = np.array(["/".join(g[:2]) for g in groups])
     names = np.array(["/".join(g) for g in groups])
-    out = np.zeros_like(amounts)
+    # What a device computes does not depend on where the others are; copies do little, and fall back on what is wider.
+    keys = ((gpus,), (names,), (names, worlds, gpus), (names, worlds, gpus))
+    out = np.where(amounts > 0, np.nan, 0)
     for part in range(4):
-        # What a device computes does not depend on where the others are.
-        key = gpus if part == 0 else names
-        for each in np.unique(key):
-            known = single & (key == each) & (amounts[:, part] > 0)
-            if not known.any():
-                out[(key == each) & (amounts[:, part] > 0), part] = np.nan
-                continue
-            a, b = line(amounts[known, part], seconds[known])
-            mine = (key == each) & (amounts[:, part] > 0)
-            out[mine, part] = a + b * amounts[mine, part]
+        for key in keys[part]:
+            for each in np.unique(key):
+                known = single & (key == each) & (amounts[:, part] > 0)
+                mine = (key == each) & (amounts[:, part] > 0) & np.isnan(out[:, part])
+                if known.any() and mine.any():
+                    a, b = line(amounts[known, part], seconds[known], spreads[known])
+                    out[mine, part] = a + b * amounts[mine, part]
     return out
 
 
@@ -77,13 +78,14 @@ def matrix(constants, through_host):
 
 
 def read(folder):
-    groups, amounts, seconds = [], [], []
+    groups, amounts, seconds, spreads = [], [], [], []
     with open(pathlib.Path(folder) / "overlap.csv", newline="") as file:
         for row in csv.DictReader(file):
             groups.append((row["gpu"], row["world"], row["intra"], row["inter"]))
             amounts.append([float(row[c]) for c in PARTS])
             seconds.append(float(row["latency_ms"]) * 1e-3)
-    return groups, np.array(amounts), np.array(seconds)
+            spreads.append(float(row["std_ms"]) * 1e-3)
+    return groups, np.array(amounts), np.array(seconds), np.array(spreads)
 
 
 def main():
@@ -91,7 +93,7 @@ def main():
     parser.add_argument("measured", help="folder with overlap.csv")
     parser.add_argument("--splits", type=int, default=0, help="fit on random halves, report on the others")
     options = parser.parse_args()
-    groups, amounts, seconds = read(options.measured)
+    groups, amounts, seconds, spreads = read(options.measured)
     gpus = np.array([g[0] for g in groups])
     through_host = np.array([float(int(g[3]) > 1 or g[0] in HOST_LINKED) for g in groups])
     combined = (amounts > 0).sum(1) > 1
@@ -103,7 +105,7 @@ def main():
         given = np.ones(len(seconds), bool) if not options.splits else random.random(len(seconds)) < 0.5
         held = given if not options.splits else ~given
         # Held-out rows are predicted from the parts alone among themselves, as a file of its own would be.
-        times_given, times_held = (alone(groups, amounts, seconds, rows) for rows in (given, held))
+        times_given, times_held = (alone(groups, amounts, seconds, spreads, rows) for rows in (given, held))
         for gpu in sorted(set(gpus)):
             mine = given & combined & (gpus == gpu) & ~np.isnan(times_given).any(1)
 
