@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "validate/csv.h"
+#include "validate/gpu_forms.h"
 
 namespace whale {
 
@@ -14,7 +15,11 @@ bool has_columns(const std::string& path, const std::vector<std::string_view>& c
 }
 
 const std::vector<ValidateForm>& validate_forms() {
-  static const std::vector<ValidateForm> forms{};
+  static const std::vector<ValidateForm> forms{
+      {"ops", is_ops, validate_ops},
+      {"overlap", is_overlap, validate_overlap},
+      {"models", is_models, validate_models},
+  };
   return forms;
 }
 
