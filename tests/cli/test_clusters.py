@@ -1,0 +1,98 @@
+"""Mixed devices on the command line: clusters as text and files, shares that are dealt, strategies that nobody wrote, steps on the clock."""
+
+import json
+
+import pytest
+from test_cli import whale
+
+MIXED = "2xV100-32GB + 2xP100-16GB"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clusters") / "gpt.whale"
+    whale("model", "gpt", "--layers", "2", "--dim", "256", "--heads", "4", "--seq", "64", "--vocab", "256", "--batch", "48", "-o", path)
+    return path
+
+
+def planned(model, *arguments):
+    return json.loads(whale("plan", model, *arguments, "--json"))
+
+
+def shares_of(plan):
+    """Samples of each device."""
+    return [row["samples"][1] - row["samples"][0] for row in plan["entries"][0]["rows"]]
+
+
+def test_samples_are_dealt_by_speed_and_the_notes_say_why(model):
+    plan = planned(model, "--devices", MIXED, "--strategy", "replica")
+    samples = shares_of(plan)
+    assert sum(samples) == 48 and samples[0] == samples[1] > samples[2] == samples[3]
+    assert any("equal shares would take" in note and "V100-32GB gets" in note for note in plan["notes"])
+    equal = planned(model, "--devices", MIXED, "--strategy", "replica(4, shares=[1,1,1,1])")
+    assert plan["entries"][0]["timeline"]["seconds"] < equal["entries"][0]["timeline"]["seconds"]
+
+
+def test_a_cluster_file_is_a_cluster(model, tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"nodes": [{"devices": [{"type": "V100-32GB", "count": 2}, {"type": "P100-16GB", "count": 2}]}]}))
+    assert "V100-32GB:2,P100-16GB:2" in whale("plan", model, "--devices", f"file:{file}", "--strategy", "replica")
+    file.write_text('{"nodes": [{"devices": [{"type": "V1000"}]}]}')
+    assert "'V1000' is not a kind or type of device" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    file.write_text('{"nodes": [{"devices": [{"type": "T4", "count": -1}]}]}')
+    assert "nodes[0].devices[0].count is -1" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    file.write_text('{"nodes": ')
+    assert "begins like JSON and is none" in whale("plan", model, "--devices", f"file:{file}", code=2)
+
+
+def test_a_strategy_that_nobody_wrote(model):
+    found = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json"))
+    best = found["candidates"][0]
+    assert found["fits"] and best["lost"] == "" and best["simulated"]
+    assert all(other["lost"] for other in found["candidates"][1:])
+    plan = planned(model, "--devices", MIXED, "--strategy", "auto")
+    assert plan["strategy"] == best["strategy"] and plan["notes"][0].startswith("Strategy auto chose")
+    prices = [row["price"] for row in found["pareto"]]
+    assert prices == sorted(prices) and prices
+    cheap = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json", "--objective", "price"))
+    assert cheap["candidates"][0]["price"] <= best["price"]
+    table = whale("plan", model, "--devices", MIXED, "--candidates")
+    assert best["strategy"] in table and "times as slow" in table
+    assert "what fits" not in whale("plan", model, "--devices", "null-1MB:2", "--strategy", "auto", code=2)
+    assert "no objective 'speed'; there are throughput, price" in whale("plan", model, "--objective", "speed", code=2)
+
+
+def test_a_scheduler_asks_for_counts_and_batches(model):
+    rows = json.loads(whale("predict", model, "--devices", "4xV100-32GB", "--counts", "1..2,4", "--batches", "24,48", "--json"))
+    assert [(row["batch"], row["devices"]) for row in rows] == [(24, 1), (24, 2), (24, 4), (48, 1), (48, 2), (48, 4)]
+    assert all(row["samples_per_second"] == pytest.approx(row["batch"] / row["seconds"]) for row in rows)
+    assert "samples/s" in whale("predict", model, "--devices", "1xT4")
+    assert "expected numbers from 1 and ranges" in whale("predict", model, "--counts", "few", code=2)
+
+
+def test_a_step_on_the_clock(model):
+    step = json.loads(whale("simulate", model, "--devices", MIXED, "--strategy", "pipeline(4, micro_batches=8)", "--json"))
+    assert len(step["classes"]) == 4 and step["instructions"] > 0
+    for each in step["classes"]:
+        busy = each["compute_seconds"] + each["communication_seconds"] - each["hidden_seconds"] + each["idle_seconds"]
+        assert busy == pytest.approx(step["seconds"])
+        assert 0 <= each["hidden_seconds"] <= min(each["compute_seconds"], each["communication_seconds"]) * (1 + 1e-9)
+    text = whale("simulate", model, "--devices", MIXED, "--strategy", "replica")
+    assert "a step takes" in text and "instructions walked" in text
+
+
+def test_what_a_probe_wrote_is_a_cluster(model, tmp_path):
+    whale("devices", "--probe", "--devices", "cpu@0*2", "-o", tmp_path / "here.json")
+    plan = planned(model, "--devices", f"file:{tmp_path / 'here.json'}", "--strategy", "replica")
+    assert [d["kind"] for d in plan["devices"]] == ["cpu", "cpu"]
+    assert sum(shares_of(plan)) == 48
+    out = whale("verify", model, "--devices", f"file:{tmp_path / 'here.json'}", "--strategy", "replica", "--steps", "2")
+    assert "equal" in out
+
+
+def test_validate_says_what_it_knows(tmp_path):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b\n1,2\n")
+    assert "the columns of no form that is known" in whale("validate", rows, code=2)
+    assert "no form 'guess'; there are" in whale("validate", rows, "--form", "guess", code=2)
+    assert "cannot" in whale("validate", tmp_path / "none.csv", code=2)
