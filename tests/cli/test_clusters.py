@@ -82,7 +82,7 @@ def test_a_step_on_the_clock(model):
 
 
 def test_what_a_probe_wrote_is_a_cluster(model, tmp_path):
-    whale("devices", "--probe", "--devices", "cpu@0*2", "-o", tmp_path / "here.json")
+    whale("devices", "--probe", "--devices", "cpu:2", "-o", tmp_path / "here.json")
     plan = planned(model, "--devices", f"file:{tmp_path / 'here.json'}", "--strategy", "replica")
     assert [d["kind"] for d in plan["devices"]] == ["cpu", "cpu"]
     assert sum(shares_of(plan)) == 48
