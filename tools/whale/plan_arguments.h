@@ -32,5 +32,7 @@ std::string as_argument(const std::vector<std::string>& names);  // quoted for a
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
 // What a plan of the graph would take, as a table or as JSON.
 std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json);
+// The plan as a page; beside what these timelines of runs say.
+std::string report_of(const whale_plan* plan, const std::vector<std::string>& traces);
 
 }  // namespace tool
