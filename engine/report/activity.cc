@@ -1,7 +1,5 @@
 #include "report/activity.h"
 
-#include <algorithm>
-
 #include "plan/figures.h"
 #include "plan/lives.h"
 
@@ -11,9 +9,12 @@ namespace {
 Activity of_kernel(const Program& p, const Instruction& i, const std::vector<Holds>& holds) {
   if (i.phase == Phase::kForward) return Activity::kForward;
   if (i.phase == Phase::kUpdate) return Activity::kUpdate;
-  const bool gradient = std::ranges::any_of(i.out, [&](BufferId b) {
-    return b != kNone && holds[static_cast<size_t>(storage_of(p, b))] == Holds::kGradient;
-  });
+  bool gradient = false;  // and nothing besides
+  for (const BufferId b : i.out) {
+    if (b == kNone) continue;
+    gradient = holds[static_cast<size_t>(storage_of(p, b))] == Holds::kGradient;
+    if (!gradient) break;
+  }
   return gradient ? Activity::kWeightGradient : Activity::kBackward;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "cluster/devices.h"
 #include "plan/figures.h"
 #include "report/device_classes.h"
@@ -231,7 +232,7 @@ class PageData {
     return std::accumulate(flops_.begin(), flops_.end(), 0.0);
   }
 
-  // Nodes with the same devices in the same order are one.
+  // Nodes with the same devices in the same order are one, and of many devices those of a class in a node.
   Json nodes() const {
     std::vector<size_t> class_of(plan_.devices.size());
     for (size_t c = 0; c < classes_.size(); ++c)
@@ -241,7 +242,7 @@ class PageData {
     const bool each = plan_.devices.size() <= kMostDevicesDrawn;
     struct Alike {
       std::vector<int32_t> nodes, devices;
-      Json runs;
+      Json slots;
     };
     std::map<std::vector<size_t>, size_t> numbers;
     std::vector<Alike> kinds;
@@ -251,16 +252,18 @@ class PageData {
       if (each) key.push_back(classes_.size() + static_cast<size_t>(node));  // nothing is folded
       const auto [at, fresh] = numbers.try_emplace(key, kinds.size());
       if (fresh) {
-        Json runs = Json::array();
+        Json slots = Json::array();
+        std::map<size_t, size_t> slot_of;  // by class
         for (const int32_t d : devices) {
           const size_t c = class_of[static_cast<size_t>(d)];
-          if (!each && !runs.empty() && runs.back()["class"] == c)
-            runs.back()["count"] = runs.back()["count"].get<size_t>() + 1;
+          const auto [slot, first] = slot_of.try_emplace(c, slots.size());
+          if (!each && !first)
+            slots[slot->second]["count"] = slots[slot->second]["count"].get<size_t>() + 1;
           else
-            runs.push_back({{"class", c}, {"device", d}, {"count", 1}});
+            slots.push_back({{"class", c}, {"device", d}, {"count", 1}});
         }
-        if (runs.size() > kMostDevicesDrawn) runs.erase(runs.begin() + kMostDevicesDrawn, runs.end());
-        kinds.push_back({{}, devices, std::move(runs)});
+        if (slots.size() > kMostDevicesDrawn) slots.erase(slots.begin() + kMostDevicesDrawn, slots.end());
+        kinds.push_back({{}, devices, std::move(slots)});
       }
       kinds[at->second].nodes.push_back(node);
     }
@@ -270,7 +273,7 @@ class PageData {
       list.push_back({{"nodes", devices_text(kind.nodes, 6)},
                       {"count", kind.nodes.size()},
                       {"devices", kind.devices.size()},
-                      {"slots", kind.runs}});
+                      {"slots", kind.slots}});
     }
     return {{"list", list}, {"left_out", kinds.size() - list.size()}, {"each", each}};
   }

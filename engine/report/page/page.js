@@ -24,6 +24,7 @@
     const [by, unit] = size < 1e-6 ? [1e9, ' ns'] : size < 1e-3 ? [1e6, ' \u00b5s'] : size < 1 ? [1e3, ' ms'] : [1, ' s'];
     return (s * by).toPrecision(size * by >= 1000 ? 4 : 3) + unit;
   };
+  const plural = (n, what) => n + ' ' + what + (n === 1 ? '' : 's');
   const percent = x => (100 * x).toFixed(x < 0.0995 ? 1 : 0) + ' %';
 
   const activities = [['forward', 'forward'], ['backward', 'backward'], ['weight gradient', 'weight'], ['update', 'update'],
@@ -84,10 +85,10 @@
   const line = (left, right, over) => put(make('small'), make('span', left), make('span', right, over ? 'over' : ''));
   const deviceBox = (slot) => {
     const c = data.classes[slot.class];
-    if (!c) return put(make('div', null, 'device'), make('b', slot.count + ' device' + (slot.count > 1 ? 's' : '')));
+    if (!c) return put(make('div', null, 'device'), make('b', plural(slot.count, 'device')));
     const box = make('div', null, 'device');
     const name = slot.count > 1 ? slot.count + ' \u00d7 ' + c.kind : c.kind + ' ' + slot.device;
-    put(box, put(make('header'), make('b', name), make('span', c.samples + (c.samples === 1 ? ' sample' : ' samples'))));
+    put(box, put(make('header'), make('b', name), make('span', data.stages > 1 ? 'stage ' + c.stage : plural(c.samples, 'sample'))));
     const load = loadOf(c);
     if (load !== null) put(box, line('load', percent(load)), meter([[load]], 'load'));
     const run = measuredLoad(c);
@@ -451,25 +452,24 @@
   };
   const some = (value, text) => value === null || value === undefined ? '' : text(value);
   table('shares', [
-    ['devices', 'name', c => c.count > 1 ? [c.devices, c.count + ' devices'] : c.name + (c.name.includes(String(c.first)) ? '' : ' ' + c.first)],
-    ['node', '', c => c.nodes],
+    ['devices', 'name', c => c.count > 1 ? [c.devices, plural(c.count, 'device')] : c.name + (c.name.includes(String(c.first)) ? '' : ' ' + c.first)],
+    ['node', 'short', c => c.nodes],
     ['samples', 'number', c => [c.samples, data.batch ? percent(c.samples / data.batch) : '']],
-    ['part', 'text', c => c.parts.length ? c.parts : 'the whole'],
+    ['part', 'text', c => c.parts.length ? c.parts : data.stages > 1 ? 'the whole stage' : 'the whole'],
     ['FLOPs', 'number', c => count(c.flops)],
     ['computes', 'number', c => [some(loadOf(c), percent), ...(measured ? [some(measuredLoad(c), x => percent(x) + ' measured')] : [])]],
-    ['communicates', 'number', c => c.predicted && predictedSeconds > 0 ? percent((c.predicted.activities.communication || 0) / predictedSeconds) : ''],
-    ['sends, gathers', 'number', c => [bytes(c.communicated), c.collectives + ' collectives', ...(c.messages ? [c.messages + ' messages'] : [])]],
-    ['memory', 'number', c => [bytes(c.memory_total), ...(c.memory_bytes ? ['of ' + bytes(c.memory_bytes)] : [])]],
-    ['of it', 'text', c => memoryText(c).split('\n')],
+    ['communicates', 'number', c => [c.predicted && predictedSeconds > 0 ? percent((c.predicted.activities.communication || 0) / predictedSeconds) : '',
+      ...(c.collectives ? [plural(c.collectives, 'collective') + ', ' + bytes(c.communicated)] : []), ...(c.messages ? [plural(c.messages, 'message')] : [])]],
+    ['memory', 'bytes', c => [bytes(c.memory_total) + (c.memory_bytes ? ' of ' + bytes(c.memory_bytes) : ''), ...memoryText(c).split('\n')]],
     ['why', 'text', c => c.why],
   ], data.classes, data.classes_left_out ? 'and ' + data.classes_left_out + ' more classes of devices' : '', 'no devices');
   table('reshards', [
     ['tensor', 'name', r => [r.tensor, r.dtype + '[' + r.dims.join(',') + ']']],
-    ['from', '', r => r.from],
-    ['to', '', r => r.to],
-    ['along', '', r => [r.axis, r.devices + ' devices']],
+    ['from', 'short', r => r.from],
+    ['to', 'short', r => r.to],
+    ['along', 'short', r => [r.axis, plural(r.devices, 'device')]],
     ['phase', '', r => r.phase],
-    ['way', '', r => r.way],
+    ['way', 'short', r => r.way],
     ['times a step', 'number', r => r.times],
     ['bytes a step', 'number', r => bytes(r.bytes)],
     ['seconds a step', 'number', r => seconds(r.seconds)],
