@@ -24,8 +24,7 @@ Activity activity_of(const Program& p, const Instruction& i, const std::vector<H
     case InstructionKind::kFeed:
     case InstructionKind::kFetch: return Activity::kData;
     case InstructionKind::kCopy: return Activity::kHostCopy;
-    case InstructionKind::kCommit: return Activity::kUpdate;
-    default: return Activity::kCommunication;
+    default: return Activity::kCommunication;  // a commit waits for the votes of others
   }
 }
 

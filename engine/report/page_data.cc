@@ -110,6 +110,12 @@ class PageData {
     return static_cast<int32_t>(std::find(all.begin(), all.end(), all[static_cast<size_t>(device)]) - all.begin());
   }
 
+  // What the compute queue does besides waiting for others.
+  static double computing(const StepTimeline& timeline, const QueueTrack& track) {
+    const std::array<double, kActivities> of = busy_of(timeline, track);
+    return std::accumulate(of.begin(), of.end(), 0.0) - of[static_cast<size_t>(Activity::kCommunication)];
+  }
+
   // Seconds by activity, of all queues; and those in which the compute queue works.
   static Json busy(const StepTimeline& timeline, int32_t device) {
     std::array<double, kActivities> all{};
@@ -118,7 +124,7 @@ class PageData {
       if (t.device != device) continue;
       const std::array<double, kActivities> of = busy_of(timeline, t);
       for (size_t a = 0; a < kActivities; ++a) all[a] += of[a];
-      if (t.queue == Queue::kCompute) compute = std::accumulate(of.begin(), of.end(), 0.0);
+      if (t.queue == Queue::kCompute) compute = computing(timeline, t);
     }
     Json activities = Json::object();
     for (size_t a = 0; a < kActivities; ++a)
@@ -132,8 +138,7 @@ class PageData {
     int64_t devices = 0;
     for (const QueueTrack& t : measured_->timeline.tracks) {
       if (t.queue != Queue::kCompute || !std::binary_search(c.devices.begin(), c.devices.end(), t.device)) continue;
-      const std::array<double, kActivities> of = busy_of(measured_->timeline, t);
-      const double seconds = std::accumulate(of.begin(), of.end(), 0.0);
+      const double seconds = computing(measured_->timeline, t);
       compute += seconds, ++devices;
       least = std::min(least, seconds), most = std::max(most, seconds);
     }
@@ -214,8 +219,7 @@ class PageData {
     if (!fresh) return known->second;
     const QueueTrack* t = track(*predicted_, walker(c.first), Queue::kCompute);
     if (t == nullptr) return 0;
-    const std::array<double, kActivities> of = busy_of(*predicted_, *t);
-    return known->second = std::accumulate(of.begin(), of.end(), 0.0);
+    return known->second = computing(*predicted_, *t);
   }
   double stage_flops(int32_t mesh) {
     if (flops_.empty()) {

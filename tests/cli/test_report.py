@@ -93,7 +93,7 @@ def check(data, plan):
         assert all(before[2] <= after[1] + 1 for before, after in zip(spans, spans[1:])), "a queue does one thing at a time"
         assert all(0 <= label < len(data["predicted"]["labels"]) for label, *_ in spans)
         if queue == 0:  # what is drawn is what the load says, but for what is folded away
-            drawn = sum(b - a for _, a, b, _ in spans) * data["predicted"]["tick"]
+            drawn = sum(b - a for label, a, b, _ in spans if data["activities"][data["predicted"]["labels"][label][3]] != "communication") * data["predicted"]["tick"]
             assert drawn >= data["classes"][kind]["predicted"]["compute"] * (1 - 1e-3)
 
 
@@ -126,7 +126,7 @@ def test_a_page_says_what_the_plan_says(name, tmp_path):
     assert [r["tensor"] for r in page.data["reshards"]] == [r["tensor"] for r in reshards][:100]
     for row, known in zip(page.data["reshards"], reshards):
         assert row["bytes"] == pytest.approx(known["chosen"]["bytes"] * known["count"] * known["runs"]) and row["from"] == known["from"]
-    seen = {page.data["activities"][label[3]] for label in page.data["predicted"]["labels"]}
+    seen = {page.data["activities"][label[3]] for label in page.data["predicted"]["labels"] if label[1] not in ("vote", "commit")}
     assert {"forward", "backward", "weight gradient", "update"} <= seen and ("communication" in seen) == (len(plan["devices"]) > 1)
     assert ("host copy" in seen) == ("--offload" in options)
     assert all(c["why"] and len(c["parts"]) == sum(a["size"] > 1 for a in plan["meshes"][c["stage"]]["axes"]) for c in page.data["classes"])
@@ -237,7 +237,7 @@ def test_what_was_measured_stands_beside_the_prediction(tmp_path):
         assert data["measured"]["seconds"] == pytest.approx(max(e["ts"] + e["dur"] for e in events) * 1e-6)
         assert data["measured"]["instructions"] == len(events) and {t["device"] for t in data["measured"]["tracks"]} == {0, 1}
         for c in data["classes"]:
-            compute = sum(e["dur"] for e in events if e["pid"] == c["first"] and e["tid"] == 0) * 1e-6
+            compute = sum(e["dur"] for e in events if e["pid"] == c["first"] and e["tid"] == 0 and e["args"]["op"] not in ("vote", "commit", "send", "receive")) * 1e-6
             assert c["measured"]["compute"] == pytest.approx(compute) and c["measured"]["devices"] == 1 and compute <= data["measured"]["seconds"] * (1 + 1e-9)
         activities = [{tuple(label[:4]) for label in data[which]["labels"]} for which in ("predicted", "measured")]
         assert activities[0] == activities[1], "an instruction is coloured alike in both"
@@ -260,7 +260,7 @@ def test_a_profile_of_a_job(tmp_path):
             job.eval(**{name: value[:3] for name, value in feeds.items()})
         data = page_of(small.show().html).data
         assert any("eval with batch 3" in note for note in data["notes"]) and data["measured"]["seconds"] > 0
-        with pytest.raises(wh.FailedPrecondition):
+        with pytest.raises(wh.FailedPrecondition, match="nothing ran"):
             with job.profile():
                 pass
         job.step(**feeds)
@@ -284,7 +284,7 @@ def span(**changes):
 def test_what_is_no_timeline_of_the_plan_is_refused(trace, said, tmp_path):
     whale("model", *MLP, "-o", tmp_path / "m.whale")
     (tmp_path / "t.json").write_text(trace if isinstance(trace, str) else json.dumps(trace))
-    text = whale("plan", tmp_path / "m.whale", "--devices", "null:2", "--strategy", "replica", "--report", tmp_path / "r.html", "--measured", tmp_path / "t.json", code=1)
+    text = whale("plan", tmp_path / "m.whale", "--devices", "null:2", "--strategy", "replica", "--report", tmp_path / "r.html", "--measured", tmp_path / "t.json", code=2)
     assert said in text and "trace 1" in text and "whale run --trace" in text and not (tmp_path / "r.html").exists()
 
 
@@ -292,11 +292,11 @@ def test_options_that_do_not_go_together(tmp_path):
     whale("model", *MLP, "-o", tmp_path / "m.whale")
     (tmp_path / "t.json").write_text(json.dumps([span()]))
     assert "--measured requires --report" in whale("plan", tmp_path / "m.whale", "--measured", tmp_path / "t.json", code=2)
-    assert "would overwrite it" in whale("plan", tmp_path / "m.whale", "--report", tmp_path / "m.whale", code=1)
-    assert "would overwrite it" in whale("plan", tmp_path / "m.whale", "--report", tmp_path / "t.json", "--measured", tmp_path / "t.json", code=1)
+    assert "would overwrite it" in whale("plan", tmp_path / "m.whale", "--report", tmp_path / "m.whale", code=2)
+    assert "would overwrite it" in whale("plan", tmp_path / "m.whale", "--report", tmp_path / "t.json", "--measured", tmp_path / "t.json", code=2)
     for each in ("--report", "--trace"):
         assert each in whale("plan", tmp_path / "m.whale", "--estimate", each, tmp_path / "r.html", code=2)
-    text = whale("plan", tmp_path / "m.whale", "--devices", "null:2", "--strategy", "replica", "--report", tmp_path / "r.html", "--measured", tmp_path / "t.json", "--measured", tmp_path / "t.json", code=1)
+    text = whale("plan", tmp_path / "m.whale", "--devices", "null:2", "--strategy", "replica", "--report", tmp_path / "r.html", "--measured", tmp_path / "t.json", "--measured", tmp_path / "t.json", code=2)
     assert "trace 2 is of device 0, and so is one before it" in text
 
 

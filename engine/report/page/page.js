@@ -69,6 +69,8 @@
   const fullest = data.classes.reduce((a, c) => c.memory_total / (c.memory_bytes || largest) > a.memory_total / (a.memory_bytes || largest) ? c : a, data.classes[0]);
   if (fullest) figure('fullest device, memory', bytes(fullest.memory_total) + (fullest.memory_bytes ? ' of ' + bytes(fullest.memory_bytes) : ''));
 
+  const one = c => c.kind + ' ' + c.first + (c.name.includes('@') ? ' (' + c.name + ')' : '');
+
   // ---- cluster ----------------------------------------------------------------------------------------------------
   const memoryText = c => memories.filter(m => c.memory[m[0]] > 0).map(m => m[1] + ' ' + bytes(c.memory[m[0]])).join('\n') +
     (c.host_memory ? '\nin the host\u2019s memory ' + bytes(c.host_memory) : '');
@@ -96,7 +98,7 @@
     const of = c.memory_bytes || largest;
     put(box, line('memory', bytes(c.memory_total) + (c.memory_bytes ? ' of ' + bytes(c.memory_bytes) : ''), c.memory_bytes && c.memory_total > c.memory_bytes),
       meter(memories.map(m => [c.memory[m[0]] / of, m[0]]), 'memory'));
-    box.title = name + '\n' + c.parts.join('\n') + (c.parts.length ? '\n' : '') + memoryText(c);
+    box.title = (slot.count > 1 ? name : one({...c, first: slot.device})) + '\n' + c.parts.join('\n') + (c.parts.length ? '\n' : '') + memoryText(c);
     return box;
   };
   put(at('memory-key'), make('span', 'load: share of the step in which it computes'), ...memories.filter(m => data.classes.some(c => c.memory[m[0]] > 0)).map(m => swatch(...m)));
@@ -112,7 +114,7 @@
   const kLeft = 190, kRow = 17, kGroup = 20;
   const drawn = [];  // rows from top to bottom
   let height = 0;
-  const title = c => (c.count > 1 ? c.kind + ' ' + c.devices + ' (' + c.count + ')' : c.name + (c.name.includes(String(c.first)) ? '' : ' ' + c.first)) + (data.stages > 1 ? ', stage ' + c.stage : '');
+  const title = c => (c.count > 1 ? c.kind + ' ' + c.devices + ' (' + c.count + ')' : one(c)) + (data.stages > 1 ? ', stage ' + c.stage : '');
   const tracksOf = (timeline, k) => timeline ? timeline.tracks.filter(t => t.class === k) : [];
   data.classes.forEach((c, k) => {
     const both = [[predicted, tracksOf(predicted, k), false], [measured, tracksOf(measured, k), true]];
@@ -452,7 +454,7 @@
   };
   const some = (value, text) => value === null || value === undefined ? '' : text(value);
   table('shares', [
-    ['devices', 'name', c => c.count > 1 ? [c.devices, plural(c.count, 'device')] : c.name + (c.name.includes(String(c.first)) ? '' : ' ' + c.first)],
+    ['devices', 'name', c => c.count > 1 ? [c.devices, plural(c.count, 'device')] : one(c)],
     ['node', 'short', c => c.nodes],
     ['samples', 'number', c => [c.samples, data.batch ? percent(c.samples / data.batch) : '']],
     ['part', 'text', c => c.parts.length ? c.parts : data.stages > 1 ? 'the whole stage' : 'the whole'],

@@ -383,6 +383,7 @@ class Job:
         self._sizes: set[tuple] = set()  # of batches that have been run
         self._beside_now: Future | None = None  # the last save or load beside the caller
         self._tracing = False
+        self._runs = 0
 
     def inputs(self) -> list[Port]:
         """What steps and evaluations are given."""
@@ -464,6 +465,7 @@ class Job:
                     pointer, outputs[i] = outputs[i], None
                     values[name] = widened(Handle(pointer, "whale_tensor_release"))
                 result = finish(values)
+                self._runs += 1
             except BaseException:
                 lib.whale_cancel_trigger(cancel.pointer)
                 raise
@@ -674,10 +676,12 @@ class Job:
         """Records the last step or evaluation inside of its block: ``with job.profile() as profile: job.step(...)``, then ``profile.show()``,
         which a notebook shows, or ``profile.report("r.html")``: the measured timeline beside the predicted one. ``profile.trace("t.json")`` writes it for a
         trace viewer. In a world of several processes each records its own devices: ``Plan.report`` takes the files of all."""
-        before, profile = self._tracing, Profile(self.plan)
+        before, runs, profile = self._tracing, self._runs, Profile(self.plan)
         self.trace()
         try:
             yield profile
+            if runs == self._runs:
+                raise FailedPrecondition("nothing ran inside of the block of job.profile(): there is no timeline", "FAILED_PRECONDITION")
             profile._timeline = self.timeline()
         finally:
             if not self._handle.closed:
