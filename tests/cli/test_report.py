@@ -230,7 +230,7 @@ def test_what_was_measured_stands_beside_the_prediction(tmp_path):
         whale("run", tmp_path / "p.plan", "--steps", "2", "--quiet", "--ranks", ranks, "--trace", tmp_path / "t.json", "--report", tmp_path / f"r{ranks}.html")
         traces = [tmp_path / "t.json"] if ranks == 1 else [tmp_path / f"t.rank{r}.json" for r in range(2)]
         again = [each for path in traces for each in ("--measured", path)]
-        whale("plan", tmp_path / "p.plan", "--report", tmp_path / "again.html", *again)
+        whale("plan", *again, tmp_path / "p.plan", "--report", tmp_path / "again.html")
         assert (tmp_path / "again.html").read_text() == (tmp_path / f"r{ranks}.html").read_text()
         data = page_of(tmp_path / "again.html").data
         events = [e for path in traces for events in tracks_of(json.loads(path.read_text())).values() for e in events]

@@ -273,6 +273,7 @@ void add_plan(CLI::App& app, int& exit_code) {
       ->add_option("--measured", state->measured,
                    "timelines that `whale run --trace` wrote for this plan, one of each rank: in the report they stand "
                    "beside the predicted one")
+      ->allow_extra_args(false)
       ->needs(report);
   command
       ->add_option("--trace", state->trace,

@@ -22,7 +22,7 @@
     if (s === 0) return '0 s';
     const size = Math.abs(s);
     const [by, unit] = size < 1e-6 ? [1e9, ' ns'] : size < 1e-3 ? [1e6, ' \u00b5s'] : size < 1 ? [1e3, ' ms'] : [1, ' s'];
-    return (s * by).toPrecision(size * by >= 1000 ? 4 : 3) + unit;
+    return (size * by >= 1000 ? Math.round(s * by) : (s * by).toPrecision(3)) + unit;
   };
   const plural = (n, what) => n + ' ' + what + (n === 1 ? '' : 's');
   const percent = x => (100 * x).toFixed(x < 0.0995 ? 1 : 0) + ' %';
@@ -69,6 +69,7 @@
   const fullest = data.classes.reduce((a, c) => c.memory_total / (c.memory_bytes || largest) > a.memory_total / (a.memory_bytes || largest) ? c : a, data.classes[0]);
   if (fullest) figure('fullest device, memory', bytes(fullest.memory_total) + (fullest.memory_bytes ? ' of ' + bytes(fullest.memory_bytes) : ''));
 
+  const numbers = c => c.devices.replace(/ \(\d+ together\)$/, '');
   const one = c => c.kind + ' ' + c.first + (c.name.includes('@') ? ' (' + c.name + ')' : '');
 
   // ---- cluster ----------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@
   const kLeft = 190, kRow = 17, kGroup = 20;
   const drawn = [];  // rows from top to bottom
   let height = 0;
-  const title = c => (c.count > 1 ? c.kind + ' ' + c.devices + ' (' + c.count + ')' : one(c)) + (data.stages > 1 ? ', stage ' + c.stage : '');
+  const title = c => (data.stages > 1 ? 'stage ' + c.stage + ', ' : '') + (c.count > 1 ? c.count + ' \u00d7 ' + c.kind + ': ' + numbers(c) : one(c));
   const tracksOf = (timeline, k) => timeline ? timeline.tracks.filter(t => t.class === k) : [];
   data.classes.forEach((c, k) => {
     const both = [[predicted, tracksOf(predicted, k), false], [measured, tracksOf(measured, k), true]];
@@ -454,7 +455,7 @@
   };
   const some = (value, text) => value === null || value === undefined ? '' : text(value);
   table('shares', [
-    ['devices', 'name', c => c.count > 1 ? [c.devices, plural(c.count, 'device')] : one(c)],
+    ['devices', 'name', c => c.count > 1 ? [numbers(c), plural(c.count, 'device')] : one(c)],
     ['node', 'short', c => c.nodes],
     ['samples', 'number', c => [c.samples, data.batch ? percent(c.samples / data.batch) : '']],
     ['part', 'text', c => c.parts.length ? c.parts : data.stages > 1 ? 'the whole stage' : 'the whole'],

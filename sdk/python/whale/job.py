@@ -157,7 +157,7 @@ class Plan:
         return report_of(self._handle.pointer, traces_of(measured))
 
     def report(self, path: str | os.PathLike, measured: str | os.PathLike | Sequence[str | os.PathLike] = ()) -> None:
-        """Writes the page of ``show`` to a file: HTML that needs no network."""
+        """Writes the page of ``show(measured)`` to a file, ``path``: HTML that needs no network."""
         self.show(measured).save(path)
 
     def timeline(self) -> str:
