@@ -313,11 +313,11 @@ void add_plan(CLI::App& app, int& exit_code) {
       std::vector<std::string> traces;
       for (const std::string& path : state->measured) traces.push_back(read_file(path));
       write_file(state->report, report_of(p, traces));
-      std::fprintf(stderr, "wrote %s\n", state->report.c_str());
+      std::fprintf(stderr, "wrote %s\n", shown(state->report).c_str());
     }
     if (!state->trace.empty()) {
       write_file(state->trace, text(whale_plan_timeline_json, p));
-      std::fprintf(stderr, "wrote %s\n", state->trace.c_str());
+      std::fprintf(stderr, "wrote %s\n", shown(state->trace).c_str());
     }
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));
