@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/format.h"
+#include "cluster/devices.h"
 #include "plan/figures.h"
 
 namespace whale {
@@ -36,15 +37,21 @@ std::string axis_text(const MeshAxis& axis, size_t a, const Plan& plan, const En
 
 }  // namespace
 
+std::string kind_text(const DeviceSpec& device) {
+  const std::string text = to_string(device);
+  return text.substr(0, text.find('@'));
+}
+
 std::vector<DeviceClass> classes_of(const Plan& plan, const Entry& entry, const StepTimes* times) {
   const auto by = [&](bool clock) {
-    using Key = std::tuple<int32_t, int32_t, DeviceKind, int64_t, int64_t>;
+    using Key = std::tuple<int32_t, int32_t, std::string, int64_t, int64_t>;
     std::map<Key, size_t> numbers;
     std::vector<DeviceClass> out;
     for (size_t d = 0; d < entry.rows.size(); ++d) {
       const DeviceRow& row = entry.rows[d];
       const DeviceSpec& spec = plan.devices[d];
-      const Key key{row.program, clock ? times->classes[d] : 0, spec.kind, spec.memory_bytes, samples_of(entry, row)};
+      const Key key{row.program, clock ? times->classes[d] : 0, kind_text(spec), spec.memory_bytes,
+                    samples_of(entry, row)};
       const auto [at, fresh] = numbers.try_emplace(key, out.size());
       if (fresh) out.push_back({static_cast<int32_t>(d), row.program, {}});
       out[at->second].devices.push_back(static_cast<int32_t>(d));

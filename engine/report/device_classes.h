@@ -16,6 +16,9 @@ struct DeviceClass {
   std::vector<int32_t> devices;  // rising
 };
 
+// What kind of device it is, without its number or cores: "cpu", "null-16MB".
+std::string kind_text(const DeviceSpec& device);
+
 // Of one program, kind, memory and number of samples; and at the same times, where that leaves no more than
 // kMostClasses. times: may be null.
 std::vector<DeviceClass> classes_of(const Plan& plan, const Entry& entry, const StepTimes* times);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "plan/figures.h"
 #include "plan/trace.h"
+#include "report/device_classes.h"
 #include "simulate/simulate.h"
 
 namespace whale {
@@ -32,7 +33,7 @@ std::string predicted_trace(const Plan& plan) {
   }
   for (const std::vector<int32_t>& devices : of_class) {
     const auto d = static_cast<size_t>(devices[0]);
-    names[d] = fmt::format("{} {}", name_of(plan.devices[d].kind), d);
+    names[d] = fmt::format("{} {}", kind_text(plan.devices[d]), d);
     if (devices.size() > 1) names[d] += fmt::format(" (of {}: {})", devices.size(), devices_text(devices, 6));
   }
   const auto nanoseconds = [](double seconds) { return static_cast<int64_t>(std::llround(seconds * 1e9)); };

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PICTURES = {"mixed": ("mixed.html", "light", 1100, 930), "measured": ("measured.html", "dark", 1100, 690)}
+PICTURES = {"mixed": ("mixed.html", "light", 1100, 930), "measured": ("measured.html", "dark", 1100, 730)}
 
 
 def main() -> None:
