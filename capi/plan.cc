@@ -15,6 +15,8 @@
 #include "plan/in_float64.h"
 #include "ir/plan_options.h"
 #include "prove/prove.h"
+#include "report/page.h"
+#include "report/predicted_trace.h"
 #include "schema/graph_file.h"
 #include "simulate/summary.h"
 
@@ -354,6 +356,29 @@ whale_status* whale_plan_simulate_json(const whale_plan* plan, whale_text* out) 
 whale_status* whale_plan_simulate(const whale_plan* plan, whale_text* out) {
   return planned_again(
       plan, out, [](const Plan& p) { return simulation_text(simulation_json(p, p.entries.at(0))); }, __func__);
+}
+
+whale_status* whale_plan_timeline_json(const whale_plan* plan, whale_text* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    need(out, "out");
+    *out = make_text(predicted_trace(p));
+  });
+}
+
+whale_status* whale_plan_report_html(const whale_plan* plan, const whale_str* traces, size_t trace_count,
+                                     whale_text* out) {
+  return planned_again(
+      plan, out,
+      [&](const Plan& p) {
+        std::vector<std::string> texts;
+        for (const whale_str& trace : array(traces, trace_count, "traces")) {
+          array(trace.data, trace.size, "traces");
+          texts.emplace_back(trace.data == nullptr ? "" : trace.data, trace.size);
+        }
+        return page_html(page_data(p, reshards_of(p), texts));
+      },
+      __func__);
 }
 
 whale_status* whale_plan_prove(const whale_plan* plan, whale_text* out) {

@@ -12,7 +12,7 @@ MODULES = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost",
          "lower", "simulate", "search", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session", "probe", "validate"]
 BELOW = MODULES.index("device")
 # What execution may see of planning.
-OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}
+OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h", "plan/trace.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
             "search", "report", "compile"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.

@@ -653,8 +653,16 @@ WHALE_API whale_status *whale_plan_predict_json(whale_engine *engine, const whal
  * `classes` of devices that do the same at the same time: `devices`, `compute_seconds`, `phases`, `communication_seconds`, `hidden_seconds` of it
  * (beside computation), `idle_seconds`. RESOURCE_EXHAUSTED: more than 2^26 instructions of unlike devices. */
 WHALE_API whale_status *whale_plan_simulate_json(const whale_plan *plan, whale_text *out);
+/* One step of the plan's first entry as the simulator has it, in the format of whale_session_timeline_json (which has that of a run): a process
+ * for each class of devices that do the same at the same time, a thread for each queue. UNIMPLEMENTED for steps of more than a million
+ * instructions of different devices. */
+WHALE_API whale_status *whale_plan_timeline_json(const whale_plan *plan, whale_text *out);
 /* The same as a table for a terminal. */
 WHALE_API whale_status *whale_plan_simulate(const whale_plan *plan, whale_text *out);
+/* One HTML page for a browser, which needs no network and no other file: the cluster with each device's load and memory, a timeline of one step,
+ * shares and why, reshards with bytes. traces: what whale_session_timeline_json said of runs of this plan, one for each rank: the page shows the
+ * measured step beside the predicted one; may be NULL with trace_count 0. Text that is no timeline of this plan is INVALID_ARGUMENT. Plans once more, as whale_plan_reshards does. */
+WHALE_API whale_status *whale_plan_report_html(const whale_plan *plan, const whale_str *traces, size_t trace_count, whale_text *out);
 /* Is the plan equal to the one-device program of its source? Found without running it, of each entry (docs/proof.md): JSON with `verdict`
  * ("proven", "refuted", "not covered": no rule for something in it, nothing is said) and `text`, lines for a person. A verdict is no error.
  * Under the timeout that the plan was made with, and the cancel token of whale_plan_create. */

@@ -42,7 +42,7 @@ struct QueueTimeline {
 };
 using DeviceTimeline = std::array<QueueTimeline, kQueues>;
 
-// Chrome's trace format: a process per device, a thread per queue, microseconds from the first instruction.
-std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan);
+// The devices that are here, as plan/trace.h writes timelines.
+std::string to_chrome_trace(const std::vector<DeviceTimeline>& devices, const Plan& plan, const Entry& entry);
 
 }  // namespace whale

@@ -850,7 +850,7 @@ std::string Session::timeline() {
   impl_->settle();
   if (impl_->last == nullptr || !impl_->last->has_timeline())
     throw error(Code::kFailedPrecondition, "there is no timeline: switch tracing on before the run");
-  return to_chrome_trace(impl_->last->timeline(), *impl_->plan);
+  return to_chrome_trace(impl_->last->timeline(), *impl_->plan, impl_->last->entry());
 }
 
 std::string Session::flight_record() const { return impl_->flight_record(); }

@@ -821,6 +821,23 @@ static void test_plan(void) {
   OK(whale_plan_choices_json(p, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
+  OK(whale_plan_timeline_json(p, &text));
+  CHECK(text.data[0] == '{');
+  whale_text_release(&text);
+  OK(whale_plan_report_html(p, NULL, 0, &text));
+  CHECK(strncmp(text.data, "<!doctype html>", 15) == 0 && strstr(text.data, "</html>") != NULL);
+  whale_text_release(&text);
+  whale_str traces[2] = {WHALE_STR("\n[{\"ph\": \"X\", \"pid\": 1, \"tid\": 0, \"ts\": 0, \"dur\": 1, \"name\": \"</script>\"}]"),
+                         {NULL, 0}};
+  OK(whale_plan_report_html(p, traces, 1, &text));
+  CHECK(strstr(text.data, "\\u003c/script\\u003e") != NULL);
+  whale_text_release(&text);
+  FAILS(whale_plan_report_html(p, traces, 2, &text), WHALE_INVALID_ARGUMENT, "trace 2 is no JSON");
+  traces[1].size = 3;
+  FAILS(whale_plan_report_html(p, traces, 2, &text), WHALE_INVALID_ARGUMENT, "`traces` is NULL");
+  FAILS(whale_plan_report_html(p, NULL, 2, &text), WHALE_INVALID_ARGUMENT, "`traces` is NULL");
+  FAILS(whale_plan_report_html(p, NULL, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_timeline_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_summary(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");

@@ -36,7 +36,7 @@ INTERNALS = re.compile(r"std::|stoll|stoi|stod|basic_string|vector::|bad_alloc|n
 COMMANDS = {"model": ["mlp", "-o", "{out}"], "inspect": ["{model}"], "plan": ["{model}"], "run": ["{model}", "--steps", "1", "--quiet"],
             "verify": ["{model}", "--steps", "2", "--skip-float64"], "bench": ["{model}", "--steps", "1", "--warmup", "1"], "devices": []}
 WORK = {"--steps", "--warmup", "--inner"}
-WRITES = {"-o", "--output", "--save", "--trace"}
+WRITES = {"-o", "--output", "--save", "--trace", "--report"}
 
 
 def options_of(command):

@@ -11,8 +11,8 @@ from test_cli import GPT, MLP, WHALE, whale
 
 EMPTY = [("model", "mlp", "-o"), ("model", "mlp", "-o", "{f}/x.whale", "--strategy"), ("model", "mlp", "-o", "{f}/x.whale", "--optimizer"),
          *((command, "{f}/m.whale", option) for command, options in {
-             "inspect": ["--level"], "plan": ["-o", "--devices", "--strategy", "--fetch", "--offload", "--recompute", "--init-dir"],
-             "run": ["--save", "--load", "--data", "--trace", "--devices", "--strategy", "--seed"], "verify": ["--plan", "--data", "--strategy"],
+             "inspect": ["--level"], "plan": ["-o", "--devices", "--strategy", "--fetch", "--offload", "--recompute", "--init-dir", "--report", "--trace", "--measured"],
+             "run": ["--save", "--load", "--data", "--trace", "--report", "--devices", "--strategy", "--seed"], "verify": ["--plan", "--data", "--strategy"],
              "bench": ["--data", "--name"], "launch": ["--hosts", "--address", "--output-dir"]}.items() for option in options)]
 
 

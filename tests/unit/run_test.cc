@@ -653,7 +653,7 @@ TEST_CASE("a timeline holds every instruction once, in order, and the report add
   o.micro_batches = 2;
   Rig rig(o);
   REQUIRE_FALSE(rig.step(test::hand_batch(o.batch), 0.01, nullptr, true));
-  const auto trace = nlohmann::json::parse(to_chrome_trace(rig.executor->timeline(), rig.plan));
+  const auto trace = nlohmann::json::parse(to_chrome_trace(rig.executor->timeline(), rig.plan, rig.executor->entry()));
   size_t updates = 0, feeds = 0, reductions = 0;
   for (const auto& event : trace["traceEvents"]) {
     if (event["ph"] != "X") continue;

@@ -69,7 +69,7 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-void check_target(const std::string& path, const char* option, std::initializer_list<std::string> reads) {
+void check_target(const std::string& path, const char* option, const std::vector<std::string>& reads) {
   const std::string text = std::string(option) + " '" + shown(path) + "': ";
   struct stat info {};
   const bool there = ::stat(path.c_str(), &info) == 0;

@@ -1,8 +1,8 @@
 // Files of the command line: read whole, known by their content, written whole.
 #pragma once
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace tool {
 
@@ -19,6 +19,6 @@ bool is_directory(const std::string& path);
 // Throws for a file that could not be made at the end of a long run: something else stands there, or a file beside it
 // cannot be made, which is tried. `option` names it.
 // `reads`: files that the command reads, which it would destroy; empty names are none.
-void check_target(const std::string& path, const char* option, std::initializer_list<std::string> reads = {});
+void check_target(const std::string& path, const char* option, const std::vector<std::string>& reads = {});
 
 }  // namespace tool

@@ -263,4 +263,10 @@ std::string prediction_of(whale_engine* engine, const whale_graph* graph, const 
   });
 }
 
+std::string report_of(const whale_plan* plan, const std::vector<std::string>& traces) {
+  std::vector<whale_str> list;
+  for (const std::string& trace : traces) list.push_back(str(trace));
+  return text(whale_plan_report_html, plan, static_cast<const whale_str*>(list.data()), list.size());
+}
+
 }  // namespace tool

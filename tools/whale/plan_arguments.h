@@ -37,5 +37,7 @@ std::string candidates_of(whale_engine* engine, const whale_graph* graph, const 
 // JSON: the best strategy for the first so many devices and for each batch.
 std::string prediction_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments,
                           const std::vector<int64_t>& counts, const std::vector<int64_t>& batches);
+// The plan as a page; beside what these timelines of runs say.
+std::string report_of(const whale_plan* plan, const std::vector<std::string>& traces);
 
 }  // namespace tool

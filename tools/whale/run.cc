@@ -106,18 +106,26 @@ std::string keep_what_was_made(const Runner& runner, int64_t steps, bool unchang
   return "saved " + made + " to " + shown(save);
 }
 
+// r.html is r.rank0.html.
+std::string file_of_rank(const std::string& path, int32_t rank) {
+  const std::filesystem::path of(path);
+  return (of.parent_path() / (of.stem().string() + ".rank" + std::to_string(rank) + of.extension().string())).string();
+}
+
 // Of the ranks of this process, in their order.
 std::vector<std::string> trace_files(const std::string& path, const SessionArguments& session) {
   if (path.empty()) return {};
   if (ranks_of(session) == 1) return {path};
   const int32_t first = session.world == nullptr ? 0 : whale_world_rank(session.world);
   std::vector<std::string> files;
-  for (int32_t r = first; r < first + session.ranks; ++r) {
-    const std::filesystem::path of(path);
-    const std::string name = of.stem().string() + ".rank" + std::to_string(r) + of.extension().string();
-    files.push_back((of.parent_path() / name).string());
-  }
+  for (int32_t r = first; r < first + session.ranks; ++r) files.push_back(file_of_rank(path, r));
   return files;
+}
+
+// Of all ranks of this process together.
+std::string report_file(const std::string& path, const SessionArguments& session) {
+  if (path.empty() || session.world == nullptr || ranks_of(session) == 1) return path;
+  return file_of_rank(path, whale_world_rank(session.world));
 }
 
 }  // namespace
@@ -125,7 +133,7 @@ std::vector<std::string> trace_files(const std::string& path, const SessionArgum
 void add_run(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("run", "train");
   struct State {
-    std::string path, data, save, load, trace;
+    std::string path, data, save, load, trace, report;
     PlanArguments arguments;
     int64_t steps = 100;
     SessionArguments session;
@@ -150,6 +158,9 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--trace", state->trace,
                       "write a timeline of the last step (open at ui.perfetto.dev); of several ranks a file each: "
                       "t.json is t.rank0.json");
+  command->add_option("--report", state->report,
+                      "write a page for a browser: the plan, and the timeline of the last step beside the predicted "
+                      "one; of several processes each writes that of its own devices: r.html is r.rank0.html");
   command->add_flag("--json", state->json, "an object a step: step, loss, seconds, items_per_second");
   command->add_flag("--quiet", state->quiet, "no progress bar");
   command->add_flag("--ignore-nan", state->session.ignore_nan, "go on when the loss is not finite");
@@ -164,6 +175,8 @@ void add_run(CLI::App& app, int& exit_code) {
     const World world = join_processes(engine.get(), state->arguments, devices->count() > 0, state->session);
     const std::vector<std::string> traces = trace_files(state->trace, state->session);
     for (const std::string& trace : traces) check_target(trace, "--trace", {state->path, state->data});
+    const std::string report = report_file(state->report, state->session);
+    if (!report.empty()) check_target(report, "--report", {state->path, state->data});
     const bool first = is_first(state->session);
     if (!first) state->json = false, state->quiet = true;
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
@@ -201,7 +214,7 @@ void add_run(CLI::App& app, int& exit_code) {
     for (; i <= state->steps && interruption.number() == 0; ++i) {
       const int64_t last = whale_session_iteration(runner.session()), updates = whale_session_updates(runner.session());
       const Batch batch = data->batch(data_seed, last);
-      if (i == state->steps && !traces.empty())
+      if (i == state->steps && (!traces.empty() || !report.empty()))
         runner.each([](whale_session* session) { check(whale_session_trace(session, 1)); });
       const double start = seconds_now();
       try {
@@ -246,10 +259,13 @@ void add_run(CLI::App& app, int& exit_code) {
                    "whale: %ld of %ld steps overflowed in float16 and updated nothing: the loss scale begins large and "
                    "is halved by each (--loss-scale)\n",
                    static_cast<long>(skipped), static_cast<long>(i - 1));
-    if (whole && !traces.empty())
-      runner.each([trace = traces.begin()](whale_session* session) mutable {
-        write_file(*trace++, text(whale_session_timeline_json, session));
-      });
+    if (whole) {
+      std::vector<std::string> timelines;  // of the ranks of this process
+      if (!traces.empty() || !report.empty())
+        runner.each([&](whale_session* session) { timelines.push_back(text(whale_session_timeline_json, session)); });
+      for (size_t r = 0; r < traces.size(); ++r) write_file(traces[r], timelines[r]);
+      if (!report.empty()) write_file(report, report_of(runner.plan(), timelines));
+    }
     if (!whole) {
       progress.leave();
       if (first)
@@ -257,7 +273,7 @@ void add_run(CLI::App& app, int& exit_code) {
             stderr, "whale: interrupted after step %ld, %s%s\n",
             static_cast<long>(whale_session_iteration(runner.session())),
             state->save.empty() ? "nothing was saved (--save DIRECTORY does)" : ("saved " + state->save).c_str(),
-            state->trace.empty() ? "" : "; no timeline was written");
+            state->trace.empty() && state->report.empty() ? "" : "; no timeline was written");
     } else {
       if (!state->save.empty() && first) std::fprintf(stderr, "saved %s\n", state->save.c_str());
       if (state->quiet && !state->json && first) std::printf("%.6f\n", loss);

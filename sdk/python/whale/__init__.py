@@ -25,6 +25,7 @@ from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSche
 from .progress import progress
 from .ranks import World, world, worlds
 from .records import Device, Entry, Memory, Port, Variable
+from .report import Profile, Report
 
 __version__: str = _lib.whale_version().decode()
 load = Graph.load

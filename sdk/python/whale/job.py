@@ -25,6 +25,7 @@ from .local import Local, gathered
 from .optim import RANGES
 from .ranks import World
 from .records import Device, Entry, Memory, Port, Variable
+from .report import Profile, Report, report_of, traces_of
 
 
 class Plan:
@@ -154,6 +155,20 @@ class Plan:
         """A picture: devices, their samples, compute and communication over the step, memory."""
         from .display import plan_svg
         return plan_svg(self.to_dict())
+
+    def show(self, measured: str | os.PathLike | Sequence[str | os.PathLike] = ()) -> Report:
+        """The plan as a page: the cluster with each device's load and memory, a timeline of one step, shares and why, reshards with bytes. A
+        notebook shows it. measured: a file of a run's timeline (``whale run --trace``, ``Profile.trace``), or one of each rank: it stands beside
+        the predicted one. docs/reports.md."""
+        return report_of(self._handle.pointer, traces_of(measured))
+
+    def report(self, path: str | os.PathLike, measured: str | os.PathLike | Sequence[str | os.PathLike] = ()) -> None:
+        """Writes the page of ``show(measured)`` to a file, ``path``: HTML that needs no network."""
+        self.show(measured).save(path)
+
+    def timeline(self) -> str:
+        """One step as the simulator has it, as Chrome trace JSON, as ``Job.timeline`` has a run's: open it at ui.perfetto.dev."""
+        return take_text(lib.whale_plan_timeline_json, self._handle.pointer)
 
     def __repr__(self) -> str:
         return self.summary()
@@ -415,6 +430,8 @@ class Job:
                 self._numbers[name] = ({port.name: number for number, port in inputs}, {port.name: number for number, port in outputs})
         self._sizes: set[tuple] = set()  # of batches that have been run
         self._beside_now: Future | None = None  # the last save or load beside the caller
+        self._tracing = False
+        self._runs = 0
 
     def inputs(self) -> list[Port]:
         """What steps and evaluations are given."""
@@ -496,6 +513,7 @@ class Job:
                     pointer, outputs[i] = outputs[i], None
                     values[name] = widened(Handle(pointer, "whale_tensor_release"))
                 result = finish(values)
+                self._runs += 1
             except BaseException:
                 lib.whale_cancel_trigger(cancel.pointer)
                 raise
@@ -699,6 +717,23 @@ class Job:
     def trace(self, enable: bool = True) -> None:
         """Records when each instruction runs, from the next step on; enable False: no longer."""
         check(lib.whale_session_trace(self._handle.pointer, int(arguments.flag("enable", enable))))
+        self._tracing = enable
+
+    @contextlib.contextmanager
+    def profile(self) -> Iterator[Profile]:
+        """Records the last step or evaluation inside of its block: ``with job.profile() as profile: job.step(...)``, then ``profile.show()``,
+        which a notebook shows, or ``profile.report("r.html")``: the measured timeline beside the predicted one. ``profile.trace("t.json")`` writes it for a
+        trace viewer. In a world of several processes each records its own devices: ``Plan.report`` takes the files of all."""
+        before, runs, profile = self._tracing, self._runs, Profile(self.plan)
+        self.trace()
+        try:
+            yield profile
+            if runs == self._runs:
+                raise FailedPrecondition("nothing ran inside of the block of job.profile(): there is no timeline", "FAILED_PRECONDITION")
+            profile._timeline = self.timeline()
+        finally:
+            if not self._handle.closed:
+                self.trace(before)
 
     def timeline(self) -> str:
         """The last traced step as Chrome trace JSON: open it at ui.perfetto.dev."""
