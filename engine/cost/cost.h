@@ -106,6 +106,11 @@ OpCost operator+(const OpCost& a, const OpCost& b);
 // Roofline: the slower of arithmetic and memory, plus the start.
 double op_seconds(const OpCost& cost, const DeviceRates& rates);
 
+// Of the two devices, the one that computes less in a second.
+inline const DeviceRates& slower(const DeviceRates& a, const DeviceRates& b) {
+  return b.flops_per_second < a.flops_per_second ? b : a;
+}
+
 inline double pass_seconds(double bytes, const DeviceRates& rates) {  // over memory, started by something else
   return bytes / rates.bytes_per_second;
 }

@@ -97,16 +97,13 @@ std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector
   const int64_t there = std::ssize(devices) / std::max<int64_t>(1, pipelines * count);
   if (!complete || virtual_stages > 1 || there * pipelines * count != std::ssize(devices)) return {};
   std::vector<DeviceRates> out;
-  for (int64_t s = 0; s < count; ++s) {
+  for (int64_t s = 0; s < count; ++s)
     for (int64_t p = 0; p < pipelines; ++p)
       for (int64_t k = 0; k < there; ++k) {
         const DeviceRates mine = cost.rates_of(devices[static_cast<size_t>((p * count + s) * there + k)]);
-        if (std::ssize(out) == s || mine.flops_per_second < out.back().flops_per_second) {
-          if (std::ssize(out) > s) out.pop_back();
-          out.push_back(mine);
-        }
+        if (std::ssize(out) == s) out.push_back(mine);
+        out.back() = slower(out.back(), mine);
       }
-  }
   return out;
 }
 
