@@ -27,9 +27,9 @@ class Searcher {
       double best = 0;
       for (const LayerTimes& times : problem.times)
         if (times.type == static_cast<int>(t))
-          best = std::max(best, static_cast<double>(times.micro_batch) / times.split /
-                                    (std::accumulate(times.seconds.begin(), times.seconds.end(), 1e-12) *
-                                     problem.types[t].slower));
+          best = std::max(
+              best, static_cast<double>(times.micro_batch) / times.split /
+                        (std::accumulate(times.seconds.begin(), times.seconds.end(), 1e-12) * problem.types[t].slower));
       rate += best * std::accumulate(problem.types[t].nodes.begin(), problem.types[t].nodes.end(), 0);
       for (const KindTables::Place& place : tables_.places())
         if (place.type == static_cast<int>(t) && problem.splits[static_cast<size_t>(place.split_at)] == 1)
@@ -82,13 +82,16 @@ class Searcher {
 
   FoundPipelines result() const {
     if (!found()) throw invalid("no pipeline of up to {} stages fits the devices of this cluster", search_.most_stages);
-    return {.plan = best_, .price = price(problem_, best_), .seconds = elapsed(), .cuts_tried = static_cast<int64_t>(tried_.size())};
+    return {.plan = best_,
+            .price = price(problem_, best_),
+            .seconds = elapsed(),
+            .cuts_tried = static_cast<int64_t>(tried_.size())};
   }
 
  private:
   // How much each stage has to be split at least on devices of each type, so that its gradients' all-reduce is no
-  // longer than some stage's at some split: one row for each such bound. A ring is as slow as its slowest link, so that a
-  // stage whose replicas are all on one type may be split less.
+  // longer than some stage's at some split: one row for each such bound. A ring is as slow as its slowest link, so that
+  // a stage whose replicas are all on one type may be split less.
   std::set<std::vector<int>> least_splits(const Cuts& cuts) {
     const size_t stages = cuts.size() - 1, types = problem_.types.size(), degrees = problem_.splits.size();
     weights_.assign(stages, 0);
@@ -104,7 +107,8 @@ class Searcher {
           for (size_t a = 0; a < types; ++a)
             for (size_t b = 0; b < types; ++b)
               if (t == types || (a == t && b == t))
-                slowest = std::max(slowest, ring_seconds(problem_, weights_[i] / problem_.splits[d], replicas, *rings_[a * types + b]));
+                slowest = std::max(slowest, ring_seconds(problem_, weights_[i] / problem_.splits[d], replicas,
+                                                         *rings_[a * types + b]));
           rings.push_back(slowest);
         }
     bounds = rings;
@@ -150,8 +154,8 @@ class Searcher {
       for (size_t a = 0; a < types; ++a)
         for (size_t b = 0; b < types; ++b)
           if (here[a] < static_cast<int>(problem_.splits.size()) && here[b] < static_cast<int>(problem_.splits.size()))
-            most = std::max(most, ring_seconds(problem_, weights_[i] / problem_.splits[static_cast<size_t>(d)], replicas,
-                                               *rings_[a * types + b]));
+            most = std::max(most, ring_seconds(problem_, weights_[i] / problem_.splits[static_cast<size_t>(d)],
+                                               replicas, *rings_[a * types + b]));
     }
     return most;
   }
@@ -178,7 +182,8 @@ class Searcher {
 
   int64_t most_replicas(const Cuts& cuts) const {
     int64_t devices = 0;
-    for (const ClusterDevices& type : problem_.types) devices += std::accumulate(type.nodes.begin(), type.nodes.end(), 0);
+    for (const ClusterDevices& type : problem_.types)
+      devices += std::accumulate(type.nodes.begin(), type.nodes.end(), 0);
     return std::max<int64_t>(1, devices / static_cast<int64_t>(cuts.size() - 1));
   }
 
@@ -189,7 +194,8 @@ class Searcher {
     double deadline = 8 * guess_;
     if (found()) {
       // The fewer replicas, the less there is to reduce; but so many there have to be.
-      const auto replicas = static_cast<int64_t>(std::ceil(static_cast<double>(problem_.batch) / (fastest * goal()) - 1e-9));
+      const auto replicas =
+          static_cast<int64_t>(std::ceil(static_cast<double>(problem_.batch) / (fastest * goal()) - 1e-9));
       fewest_ = std::max<int64_t>(1, replicas);
       deadline = goal() - sync(reduced, fewest_);
     }
@@ -357,8 +363,17 @@ class Searcher {
     if (getenv("ALLCUTS") && stages <= atoi(getenv("ALLCUTS"))) {
       Cuts c{0};
       std::function<void()> go = [&] {
-        if ((int)c.size() == stages) { Cuts d = c; d.push_back(problem_.layers); out.insert(d); return; }
-        for (int x = c.back() + 1; x < problem_.layers; ++x) { c.push_back(x); go(); c.pop_back(); }
+        if ((int)c.size() == stages) {
+          Cuts d = c;
+          d.push_back(problem_.layers);
+          out.insert(d);
+          return;
+        }
+        for (int x = c.back() + 1; x < problem_.layers; ++x) {
+          c.push_back(x);
+          go();
+          c.pop_back();
+        }
       };
       go();
       return out;
@@ -392,7 +407,8 @@ class Searcher {
           const double here = tables_.stage_seconds(b, places[static_cast<size_t>(i)], begin, end);
           double& now = best[static_cast<size_t>(i + 1) * width + static_cast<size_t>(end)];
           if (here >= now) break;
-          if (before >= KindTables::kNever || !tables_.fits(b, places[static_cast<size_t>(i)], begin, end, stages - 1 - i))
+          if (before >= KindTables::kNever ||
+              !tables_.fits(b, places[static_cast<size_t>(i)], begin, end, stages - 1 - i))
             continue;
           if (const double slowest = std::max(before, here); slowest < now) {
             now = slowest;
@@ -401,7 +417,8 @@ class Searcher {
         }
     if (best.back() >= KindTables::kNever) return;
     Cuts cuts{layers};
-    for (int i = stages; i > 0; --i) cuts.insert(cuts.begin(), from[static_cast<size_t>(i) * width + static_cast<size_t>(cuts.front())]);
+    for (int i = stages; i > 0; --i)
+      cuts.insert(cuts.begin(), from[static_cast<size_t>(i) * width + static_cast<size_t>(cuts.front())]);
     out.insert(std::move(cuts));
   }
 
@@ -414,7 +431,7 @@ class Searcher {
   std::set<Cuts> tried_;
   ClusterPlan best_;
   double best_seconds_ = 1e300;
-  std::vector<double> weights_;  // of the cuts that are tried, by stage
+  std::vector<double> weights_;             // of the cuts that are tried, by stage
   std::array<double, kShareRows> rates_{};  // what one more of each row was worth last, in samples a second
   std::vector<std::vector<int>> leasts_;
   int64_t fewest_ = 1;

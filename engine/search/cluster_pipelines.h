@@ -1,5 +1,5 @@
-// Plans pipelines on a cluster of several types of devices: which devices, how many replicas of which kind, stages, cuts,
-// splits, micro-batches, for the shortest step (pipeline_price.h).
+// Plans pipelines on a cluster of several types of devices: which devices, how many replicas of which kind, stages,
+// cuts, splits, micro-batches, for the shortest step (pipeline_price.h).
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct FoundPipelines {
   int64_t cuts_tried = 0;  // ways to cut the model
 };
 
-// `present`: the plan that runs now, for another cluster or the same one; the search begins with its cuts. Throws invalid
-// where nothing fits.
+// `present`: the plan that runs now, for another cluster or the same one; the search begins with its cuts. Throws
+// invalid where nothing fits.
 FoundPipelines plan_pipelines(const ClusterProblem& problem, const ClusterSearch& search = {},
                               const ClusterPlan* present = nullptr);
 

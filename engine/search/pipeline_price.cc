@@ -19,7 +19,8 @@ double BandwidthCurve::seconds(double bytes) const {
 
 int ClusterProblem::split_index(int split) const {
   const auto at = std::ranges::find(splits, split);
-  if (at == splits.end()) throw invalid("stages are not split over {} devices; known are {}", split, fmt::join(splits, ", "));
+  if (at == splits.end())
+    throw invalid("stages are not split over {} devices; known are {}", split, fmt::join(splits, ", "));
   return static_cast<int>(at - splits.begin());
 }
 
@@ -103,7 +104,8 @@ void verify_shape(const ClusterProblem& problem, const ClusterPlan& plan) {
                     c.micro_batches, c.micro_batch);
     samples += c.replicas * c.micro_batches * c.micro_batch;
   }
-  if (samples < problem.batch) throw invalid("the plan has {} samples a step, expected at least {}", samples, problem.batch);
+  if (samples < problem.batch)
+    throw invalid("the plan has {} samples a step, expected at least {}", samples, problem.batch);
 }
 
 double class_seconds(const ClusterProblem& problem, const std::vector<int>& cuts, const ReplicaClass& c, double& peak) {

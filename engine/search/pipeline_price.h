@@ -34,18 +34,18 @@ struct ClusterProblem {
   int64_t batch = 1;
   int layers = 0;
   std::vector<ClusterDevices> types;
-  std::vector<int> splits;                           // degrees of tensor parallelism, ascending, powers of two from 1
-  std::vector<LayerTimes> times;                     // what is not here cannot be planned
-  std::vector<std::vector<double>> parameters;       // elements on one device, by [place in splits][layer]
-  std::vector<std::vector<double>> activations;      // elements kept a sample on one device, likewise
-  std::vector<double> output_bytes;                  // of a sample, by layer
-  std::vector<double> weight_bytes;                  // of the whole layer
-  std::vector<std::vector<BandwidthCurve>> sends;    // by [type * splits + split] of sender and of receiver
-  double bytes_per_parameter = 24;                   // weights, gradients, state and copies
+  std::vector<int> splits;                         // degrees of tensor parallelism, ascending, powers of two from 1
+  std::vector<LayerTimes> times;                   // what is not here cannot be planned
+  std::vector<std::vector<double>> parameters;     // elements on one device, by [place in splits][layer]
+  std::vector<std::vector<double>> activations;    // elements kept a sample on one device, likewise
+  std::vector<double> output_bytes;                // of a sample, by layer
+  std::vector<double> weight_bytes;                // of the whole layer
+  std::vector<std::vector<BandwidthCurve>> sends;  // by [type * splits + split] of sender and of receiver
+  double bytes_per_parameter = 24;                 // weights, gradients, state and copies
   double bytes_per_activation = 4;
-  std::vector<double> reserved_bytes;                // by place in splits
-  double bucket_bytes = 500e6;                       // what one all-reduce of gradients takes at most
-  int split_index(int split) const;                  // throws for a degree that is none of splits
+  std::vector<double> reserved_bytes;  // by place in splits
+  double bucket_bytes = 500e6;         // what one all-reduce of gradients takes at most
+  int split_index(int split) const;    // throws for a degree that is none of splits
   const BandwidthCurve& send(int from, int from_split, int to, int to_split) const;  // by places in splits
 };
 

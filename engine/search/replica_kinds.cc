@@ -52,7 +52,8 @@ KindTables::KindTables(const ClusterProblem& problem) : problem_(&problem) {
   have_[row] = INT32_MAX;
   for (Place& place : places_) place.use[row] = 0;
   for (const LayerTimes& t : problem.times)
-    if (std::ranges::find(micro_batches_, t.micro_batch) == micro_batches_.end()) micro_batches_.push_back(t.micro_batch);
+    if (std::ranges::find(micro_batches_, t.micro_batch) == micro_batches_.end())
+      micro_batches_.push_back(t.micro_batch);
   std::ranges::sort(micro_batches_);
   sums_.resize(micro_batches_.size() * places_.size());
   times_.resize(sums_.size());
@@ -66,7 +67,8 @@ KindTables::KindTables(const ClusterProblem& problem) : problem_(&problem) {
     for (const double bytes : problem.output_bytes)
       for (const Place& from : places_)
         for (const Place& to : places_)
-          sends_.push_back(problem.send(from.type, from.split_at, to.type, to.split_at).seconds(bytes * static_cast<double>(b)));
+          sends_.push_back(
+              problem.send(from.type, from.split_at, to.type, to.split_at).seconds(bytes * static_cast<double>(b)));
   for (size_t d = 0; d < degrees; ++d) {
     parameters_.push_back(sums_of(problem.parameters[d], problem.bytes_per_parameter));
     activations_.push_back(sums_of(problem.activations[d], problem.bytes_per_activation));
@@ -74,7 +76,8 @@ KindTables::KindTables(const ClusterProblem& problem) : problem_(&problem) {
 }
 
 bool KindTables::fits(size_t micro_batch_at, size_t place, int begin, int end, int after) const {
-  const auto d = static_cast<size_t>(places_[place].split_at), from = static_cast<size_t>(begin), to = static_cast<size_t>(end);
+  const auto d = static_cast<size_t>(places_[place].split_at), from = static_cast<size_t>(begin),
+             to = static_cast<size_t>(end);
   const double bytes = parameters_[d][to] - parameters_[d][from] +
                        (activations_[d][to] - activations_[d][from]) *
                            static_cast<double>(micro_batches_[micro_batch_at]) * (after + 1) +
@@ -107,7 +110,7 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
   const size_t stages = cuts.size() - 1, places = places_.size(), types = problem_->types.size();
   struct Step {
     double cost = kNever;
-    double open = 0;  // seconds of this stage up to now: compute, and its send back
+    double open = 0;                       // seconds of this stage up to now: compute, and its send back
     double sum = 0, peak = 0, update = 0;  // of the stages before it
     int32_t from = -1;
   };
@@ -144,7 +147,8 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
         Step& first = steps[p];
         first.open = compute[p];
         first.cost = worth[p];
-        first.update = problem_->types[static_cast<size_t>(places_[p].type)].slower * times_[b * places + p]->update_seconds[0];
+        first.update =
+            problem_->types[static_cast<size_t>(places_[p].type)].slower * times_[b * places + p]->update_seconds[0];
       }
       for (size_t i = 1; i < stages; ++i)
         for (size_t p = 0; p < places; ++p) {
@@ -164,8 +168,9 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
                     .open = open,
                     .sum = last.sum + whole,
                     .peak = std::max(last.peak, whole),
-                    .update = std::max(last.update, problem_->types[static_cast<size_t>(places_[p].type)].slower *
-                                                        times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]),
+                    .update =
+                        std::max(last.update, problem_->types[static_cast<size_t>(places_[p].type)].slower *
+                                                  times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]),
                     .from = static_cast<int32_t>(q)};
           }
         }
@@ -173,13 +178,14 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
       for (size_t p = 0; p < places; ++p) {
         const Step& here = steps[(stages - 1) * places + p];
         if (here.cost >= kNever) continue;
-        if (end == places || here.cost + second * here.open <
-                                 steps[(stages - 1) * places + end].cost + second * steps[(stages - 1) * places + end].open)
+        if (end == places || here.cost + second * here.open < steps[(stages - 1) * places + end].cost +
+                                                                  second * steps[(stages - 1) * places + end].open)
           end = p;
       }
       if (end == places) continue;
       const Step& last = steps[(stages - 1) * places + end];
-      ReplicaKind kind{.use = {}, .micro_batch = micro_batches_[b], .fill = 0, .peak = std::max(last.peak, last.open), .stages = {}};
+      ReplicaKind kind{
+          .use = {}, .micro_batch = micro_batches_[b], .fill = 0, .peak = std::max(last.peak, last.open), .stages = {}};
       kind.fill = last.sum + last.open + last.update - kind.peak;
       if (kind.fill + kind.peak > deadline) continue;
       kind.stages.resize(stages);
@@ -197,7 +203,8 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
       const double by = samples * (deadline - kind.fill) / kind.peak;
       best_ratio = std::max(best_ratio, by / std::max(value, 1e-12));
       if (by < 0.8 * value) continue;
-      if (std::ranges::none_of(out, [&](const ReplicaKind& k) { return k.micro_batch == kind.micro_batch && k.stages == kind.stages; }))
+      if (std::ranges::none_of(
+              out, [&](const ReplicaKind& k) { return k.micro_batch == kind.micro_batch && k.stages == kind.stages; }))
         out.push_back(std::move(kind));
     }
   }

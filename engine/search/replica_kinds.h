@@ -37,9 +37,10 @@ class KindTables {
   const ClusterProblem& problem() const { return *problem_; }
 
   // Appends kinds for these cuts that are worth more than the devices they use, when one of each row is worth `price`
-  // (in samples by the deadline): of each size of micro-batch and each bound of the slowest stage (in steps of that ratio), the best one. Stage i,
-  // on devices of type t, is split over at least splits[least[i * types + t]] devices; where that is past the end, stage i
-  // is on no devices of type t. Gives the largest ratio of samples to what the devices are worth.
+  // (in samples by the deadline): of each size of micro-batch and each bound of the slowest stage (in steps of that
+  // ratio), the best one. Stage i, on devices of type t, is split over at least splits[least[i * types + t]] devices;
+  // where that is past the end, stage i is on no devices of type t. Gives the largest ratio of samples to what the
+  // devices are worth.
   double kinds(std::span<const int> cuts, std::span<const int> least, double deadline, std::span<const double> price,
                double step, std::vector<ReplicaKind>& out) const;
   // Samples a second that no replica of these cuts exceeds.
@@ -64,9 +65,9 @@ class KindTables {
   size_t rows_ = 0;
   std::vector<Place> places_;
   std::vector<int64_t> micro_batches_;
-  std::vector<std::vector<double>> sums_;                       // [micro-batch, place][layers before]
-  std::vector<const LayerTimes*> times_;                        // [micro-batch, place]
-  std::vector<double> sends_;                                   // [micro-batch, layer, from, to]
+  std::vector<std::vector<double>> sums_;                      // [micro-batch, place][layers before]
+  std::vector<const LayerTimes*> times_;                       // [micro-batch, place]
+  std::vector<double> sends_;                                  // [micro-batch, layer, from, to]
   std::vector<std::vector<double>> parameters_, activations_;  // [split][layers before]
 };
 
