@@ -9,17 +9,18 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODULES = ["base", "schedule", "ir", "ops", "schema", "grad", "cluster", "cost", "task", "shard", "rewrite", "plan", "prove",
-         "lower", "simulate", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session", "probe", "validate"]
+         "lower", "simulate", "search", "report", "compile", "device", "comm", "world", "data", "checkpoint", "run", "session", "probe", "validate"]
 BELOW = MODULES.index("device")
 # What execution may see of planning.
 OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h"}
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
-            "report", "compile"}
+            "search", "report", "compile"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
 # probe/ fills in the figures that cost/ has, and comm/ chooses the form of an all-reduce by them.
 # validate/ asks the cost model and the planner, and runs nothing.
 EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("comm", "cost"), ("validate", "cost"),
-              ("validate", "cluster"), ("validate", "task"), ("validate", "compile"), ("validate", "simulate")}
+              ("validate", "cluster"), ("validate", "task"), ("validate", "compile"), ("validate", "simulate"),
+              ("validate", "search")}
 
 # What proves plans shares nothing with what makes them.
 APART = {("prove", other) for other in ("task", "shard", "rewrite", "schedule", "cost")}

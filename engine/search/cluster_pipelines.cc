@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <numeric>
 #include <set>
 
@@ -73,7 +72,7 @@ class Searcher {
 
   void all_stages() {
     const int most = std::min(search_.most_stages, problem_.layers);
-    for (int stages = search_.least_stages; stages <= most && !late(); ++stages)
+    for (int stages = 1; stages <= most && !late(); ++stages)
       for (const Cuts& cuts : balanced(stages)) {
         if (late()) break;
         try_cuts(cuts);
@@ -360,23 +359,18 @@ class Searcher {
   // Cuts that are even for some kind of replica.
   std::set<Cuts> balanced(int stages) const {
     std::set<Cuts> out;
-    if (getenv("ALLCUTS") && stages <= atoi(getenv("ALLCUTS"))) {
-      Cuts c{0};
-      std::function<void()> go = [&] {
-        if ((int)c.size() == stages) {
-          Cuts d = c;
-          d.push_back(problem_.layers);
-          out.insert(d);
-          return;
-        }
-        for (int x = c.back() + 1; x < problem_.layers; ++x) {
-          c.push_back(x);
-          go();
-          c.pop_back();
-        }
-      };
-      go();
-      return out;
+    if (stages <= search_.exhaustive_stages) {
+      Cuts cuts(static_cast<size_t>(stages) + 1);
+      for (int i = 0; i < stages; ++i) cuts[static_cast<size_t>(i)] = i;
+      cuts.back() = problem_.layers;
+      for (;;) {
+        out.insert(cuts);
+        int i = stages - 1;
+        while (i > 0 && cuts[static_cast<size_t>(i)] == problem_.layers - (stages - i)) --i;
+        if (i <= 0) return out;
+        ++cuts[static_cast<size_t>(i)];
+        for (int j = i + 1; j < stages; ++j) cuts[static_cast<size_t>(j)] = cuts[static_cast<size_t>(j) - 1] + 1;
+      }
     }
     const size_t places = tables_.places().size();
     for (size_t b = 0; b < tables_.micro_batches().size(); ++b)
@@ -454,6 +448,55 @@ FoundPipelines plan_pipelines(const ClusterProblem& problem, const ClusterSearch
     searcher.climb();
   }
   return searcher.result();
+}
+
+ClusterProblem without_device(ClusterProblem problem, int type) {
+  for (int& node : problem.types[static_cast<size_t>(type)].nodes)
+    if (node > 0) {
+      --node;
+      return problem;
+    }
+  throw invalid("no device of {} is left that could be lost", problem.types[static_cast<size_t>(type)].name);
+}
+
+ClusterProblem with_slow_node(ClusterProblem problem, int type, double slower) {
+  const auto t = static_cast<size_t>(type);
+  if (problem.types[t].nodes.empty()) throw invalid("no node of {} could be slow", problem.types[t].name);
+  ClusterDevices slow = problem.types[t];
+  slow.name += " slow";
+  slow.slower *= slower;
+  slow.nodes.assign(1, problem.types[t].nodes.back());
+  problem.types[t].nodes.pop_back();
+  problem.types.push_back(slow);
+  std::vector<LayerTimes> more;
+  for (LayerTimes times : problem.times)
+    if (times.type == type) {
+      times.type = static_cast<int>(problem.types.size()) - 1;
+      more.push_back(std::move(times));
+    }
+  problem.times.insert(problem.times.end(), more.begin(), more.end());
+  // Its links are as they were: rows and columns of the type again.
+  const size_t degrees = problem.splits.size();
+  for (auto& row : problem.sends) {
+    const std::vector<BandwidthCurve> again(row.begin() + static_cast<int64_t>(t * degrees),
+                                            row.begin() + static_cast<int64_t>((t + 1) * degrees));
+    row.insert(row.end(), again.begin(), again.end());
+  }
+  for (size_t d = 0; d < degrees; ++d) {
+    std::vector<BandwidthCurve> row = problem.sends[t * degrees + d];
+    problem.sends.push_back(std::move(row));
+  }
+  return problem;
+}
+
+FoundPipelines replan_slow(const ClusterProblem& problem, int type, double slower, const ClusterPlan& present,
+                           double within_seconds) {
+  const ClusterSearch search{.within_seconds = within_seconds / 2, .near_only = true};
+  FoundPipelines idle = plan_pipelines(without_device(problem, type), search, &present);
+  FoundPipelines used = plan_pipelines(with_slow_node(problem, type, slower), search, &present);
+  FoundPipelines& best = used.price.step_seconds < idle.price.step_seconds ? used : idle;
+  best.seconds = idle.seconds + used.seconds;
+  return best;
 }
 
 }  // namespace whale

@@ -9,7 +9,9 @@
 namespace whale {
 
 struct ClusterSearch {
-  int least_stages = 1, most_stages = 16;
+  int most_stages = 8;
+  int exhaustive_stages =
+      0;  // up to so many stages, all cuts are tried instead of those that are even for some replica
   double within_seconds = 0;  // no new cuts are tried after so long; 0: until none is left
   bool near_only = false;     // of a present plan: only its cuts and those near them
   double worth = 1e-4;        // gains below this share of a step are not looked for
@@ -26,5 +28,14 @@ struct FoundPipelines {
 // invalid where nothing fits.
 FoundPipelines plan_pipelines(const ClusterProblem& problem, const ClusterSearch& search = {},
                               const ClusterPlan* present = nullptr);
+
+// The cluster without one device of a node of this type; with one that takes `slower` times as long (its node becomes a
+// type of its own, for splits wait for it).
+ClusterProblem without_device(ClusterProblem problem, int type);
+ClusterProblem with_slow_node(ClusterProblem problem, int type, double slower);
+
+// The present plan's cuts and those near them, for a device that became slow: used with its node, or left idle.
+FoundPipelines replan_slow(const ClusterProblem& problem, int type, double slower, const ClusterPlan& present,
+                           double within_seconds);
 
 }  // namespace whale

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "validate/csv.h"
+#include "validate/planners.h"
 
 namespace whale {
 
@@ -14,7 +15,10 @@ bool has_columns(const std::string& path, const std::vector<std::string_view>& c
 }
 
 const std::vector<ValidateForm>& validate_forms() {
-  static const std::vector<ValidateForm> forms{};
+  static const std::vector<ValidateForm> forms{
+      {"planners", is_planners, validate_planners},
+      {"partition", is_partition, validate_partition},
+  };
   return forms;
 }
 
