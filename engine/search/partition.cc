@@ -299,6 +299,7 @@ class Cutter {
     struct State {
       double ms = kNever;
       int32_t from = -1;
+      bool host = false;  // the part that led here
     };
     const auto level = [&](int d, int h) { return static_cast<size_t>(h * (devices + 1) + d); };
     const size_t levels = level(devices, hosts) + 1;
@@ -354,7 +355,7 @@ class Cutter {
             State& next = states(to_d, to_h, to);
             const double here = std::max(b.ms, part);
             if (here >= next.ms || here >= limit() || !possible(ideals, to, to_d, to_h)) continue;
-            next = {.ms = here, .from = static_cast<int32_t>(i)};
+            next = {.ms = here, .from = static_cast<int32_t>(i), .host = host};
             if (to + 1 == n) keep(ideals, states, to_d, to_h, here);
           }
         };
@@ -404,6 +405,7 @@ class Cutter {
     if (here >= limit() || here >= last.ms) return;
     last.ms = here;
     last.from = static_cast<int32_t>(i);
+    last.host = host;
     keep(ideals, states, to_d, to_h, here);
   }
 
@@ -441,17 +443,9 @@ class Cutter {
         part.nodes.insert(part.nodes.end(), group.nodes.begin(), group.nodes.end());
         part.bytes += group.bytes;
       }
-      // Which kind of part led here: the one of whose level the ideal below was reached.
-      const auto reached = [&](int dd, int hh) {
-        if (dd < 0 || hh < 0) return false;
-        const double before =
-            from == 0 ? (dd == 0 && hh == 0 ? 0 : kNever) : states(dd, hh, static_cast<size_t>(from)).ms;
-        return before <= ms;
-      };
       std::ranges::sort(part.nodes);
-      const double on_device = part_ms(problem_, part.nodes, false), on_host = part_ms(problem_, part.nodes, true);
-      part.host = !(reached(d - 1, h) && on_device <= ms * (1 + 1e-9) && part.bytes <= problem_.device_bytes);
-      part.ms = part.host ? on_host : on_device;
+      part.host = states(d, h, static_cast<size_t>(at)).host;
+      part.ms = part_ms(problem_, part.nodes, part.host);
       (part.host ? h : d) -= 1;
       best_.insert(best_.begin(), std::move(part));
       at = from;

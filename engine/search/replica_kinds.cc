@@ -211,4 +211,49 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
   return best_ratio;
 }
 
+void KindTables::all_kinds(std::span<const int> cuts, std::span<const int> least, double deadline, size_t most,
+                           std::vector<ReplicaKind>& out) const {
+  const size_t stages = cuts.size() - 1, places = places_.size(), types = problem_->types.size();
+  size_t ways = micro_batches_.size();
+  for (size_t i = 0; i < stages; ++i)
+    if ((ways *= places) > most) return;
+  for (size_t way = 0; way < ways; ++way) {
+    const size_t b = way % micro_batches_.size();
+    ReplicaKind kind{.use = {}, .micro_batch = micro_batches_[b], .fill = 0, .peak = 0, .stages = {}};
+    std::vector<size_t> at(stages);
+    bool possible = true;
+    double update = 0;
+    for (size_t i = 0, left = way / micro_batches_.size(); i < stages && possible; ++i, left /= places) {
+      const size_t p = at[i] = left % places;
+      possible = places_[p].split_at >= least[i * types + static_cast<size_t>(places_[p].type)] &&
+                 stage_seconds(b, p, cuts[i], cuts[i + 1]) < kNever &&
+                 fits(b, p, cuts[i], cuts[i + 1], static_cast<int>(stages - 1 - i));
+      if (!possible) break;
+      for (size_t r = 0; r + 1 < rows_; ++r) possible &= (kind.use[r] += places_[p].use[r]) <= have_[r];
+      kind.stages.push_back({places_[p].type, problem_->splits[static_cast<size_t>(places_[p].split_at)]});
+      update = std::max(update, problem_->types[static_cast<size_t>(places_[p].type)].slower *
+                                    times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]);
+    }
+    if (!possible) continue;
+    double sum = 0;
+    for (size_t i = 0; i < stages; ++i) {
+      double here = stage_seconds(b, at[i], cuts[i], cuts[i + 1]);
+      if (i + 1 == stages) {
+        if (i > 0) here += 2 * send(b, cuts[i], at[i], at[i - 1]);
+      } else {
+        here += (i == 0 && stages > 3 ? 2 : 1) * send(b, cuts[i + 1] - 1, at[i], at[i + 1]);
+        if (i > 0) here += send(b, cuts[i], at[i], at[i - 1]);
+      }
+      sum += here;
+      kind.peak = std::max(kind.peak, here);
+    }
+    kind.fill = sum + update - kind.peak;
+    kind.use[rows_ - 1] = 1;
+    if (kind.fill + kind.peak > deadline) continue;
+    if (std::ranges::none_of(
+            out, [&](const ReplicaKind& k) { return k.micro_batch == kind.micro_batch && k.stages == kind.stages; }))
+      out.push_back(std::move(kind));
+  }
+}
+
 }  // namespace whale

@@ -213,7 +213,7 @@ StageCuts cut_stages(const StageCutsProblem& problem) {
   // A bound that is too low is soon refuted.
   StageCuts best;
   best.slowest_seconds = kNever;
-  for (double bound = none * 1.1; bound < all && best.slowest_seconds == kNever; bound *= 1.3) {
+  for (double bound = std::max(none * 1.1, all * 1e-3); bound < all && best.slowest_seconds == kNever; bound *= 1.3) {
     best = cutter.below(bound);
     if (best.slowest_seconds == kNever) none = bound;
   }

@@ -58,7 +58,8 @@ std::vector<std::string> files_in(const std::string& folder, const std::string& 
   std::error_code failed;
   for (auto at = std::filesystem::recursive_directory_iterator(folder, failed);
        !failed && at != std::filesystem::recursive_directory_iterator(); at.increment(failed))
-    if (at->is_regular_file() && at->path().string().ends_with(ending)) out.push_back(at->path().string());
+    if (std::error_code ignored; at->is_regular_file(ignored) && at->path().string().ends_with(ending))
+      out.push_back(at->path().string());
   if (failed) throw invalid("{} cannot be read: {}", folder, failed.message());
   std::ranges::sort(out);
   return out;

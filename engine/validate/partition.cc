@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include "base/error.h"
@@ -91,20 +93,17 @@ Json validate_partition(const std::string& path, const ValidateOptions&) {
   if (files.empty()) throw invalid("{} has no files that end with .json", path);
   // Optima by the ends of the files' names, where a file beside them says some.
   std::map<std::string, std::pair<double, double>> optima;
-  for (std::string above = path; above.size() > 1;) {
-    if (is_folder(above) && !files_in(above, "optimum.csv").empty()) {
-      const Csv csv = read_csv(files_in(above, "optimum.csv").front());
-      for (size_t r = 0; r < csv.rows.size(); ++r)
-        optima[lower(csv.text(r, "graph"))] = {
-            csv.number(r, "optimum_ms_per_sample"),
-            csv.has("seconds_of_their_exact_search") ? csv.number(r, "seconds_of_their_exact_search") : 0};
-      break;
-    }
-    // One graph, or one kind of them: the file is one or two folders up.
-    const size_t slash = above.find_last_of('/', above.size() - 2);
-    if (slash == std::string::npos || std::count(path.begin() + static_cast<int64_t>(slash), path.end(), '/') > 3)
-      break;
-    above = above.substr(0, slash);
+  // The folder itself, and for one graph or one kind of them the two above.
+  std::filesystem::path above = path;
+  for (int up = 0; up < 3 && optima.empty(); ++up, above = above.parent_path()) {
+    const std::string file = (above / "optimum.csv").string();
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(file, ignored)) continue;
+    const Csv csv = read_csv(file);
+    for (size_t r = 0; r < csv.rows.size(); ++r)
+      optima[lower(csv.text(r, "graph"))] = {
+          csv.number(r, "optimum_ms_per_sample"),
+          csv.has("seconds_of_their_exact_search") ? csv.number(r, "seconds_of_their_exact_search") : 0};
   }
   Json rows = Json::array();
   std::string text =

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 
 #include "base/error.h"
 #include "search/cluster_pipelines.h"
@@ -110,9 +111,7 @@ std::vector<Replan> replans(const ClusterProblem& problem, const FoundPipelines&
 
 bool is_planners(const std::string& path) {
   std::error_code ignored;
-  return is_folder(path) && std::ranges::any_of(files_in(path, "planner_bars.csv"), [&](const std::string& file) {
-           return file == path + "/planner_bars.csv" || file == path + "planner_bars.csv";
-         });
+  return is_folder(path) && std::filesystem::is_regular_file(path + "/planner_bars.csv", ignored);
 }
 
 Json validate_planners(const std::string& path, const ValidateOptions& options) {
