@@ -206,6 +206,7 @@ class Searcher {
     const ShareRow all = have(most);
     std::array<double, kShareRows> worth{};
     for (size_t r = 0; r < rows; ++r) worth[r] = rates_[r] * deadline;
+    tables_.all_kinds(cuts, least, deadline, 160, kinds_);  // where there are few, no bound has to choose
     double reached = 0;
     for (int turn = 0; turn < 10; ++turn) {
       const double ratio = tables_.kinds(cuts, least, deadline, worth, 1.1, kinds_);
@@ -232,7 +233,6 @@ class Searcher {
     const double deadline = found() ? goal() - sync(least, fewest_) : 8 * guess_;
     const size_t rows = tables_.rows();
     std::array<double, kShareRows> worth{};
-    tables_.all_kinds(cuts, least, deadline, 160, kinds_);
     for (const double tilt : {1.0, 0.8, 1.25}) {
       for (size_t r = 0; r < rows; ++r) worth[r] = rates_[r] * deadline * (r == 0 ? tilt : 1 / std::sqrt(tilt));
       tables_.kinds(cuts, least, deadline, worth, 1.02, kinds_);

@@ -114,7 +114,7 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
     double sum = 0, peak = 0, update = 0;  // of the stages before it
     int32_t from = -1;
   };
-  std::vector<double> compute(stages * places), worth(places);
+  std::vector<double> compute(stages * places), worth(places), asked;
   std::vector<Step> steps(stages * places);
   for (size_t p = 0; p < places; ++p)
     for (size_t r = 0; r + 1 < rows_; ++r) worth[p] += price[r] * places_[p].use[r];
@@ -141,71 +141,85 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
     std::vector<int32_t> before;
     for (double bound = lowest * 1.01; bound < highest * step && bound < deadline; bound *= step) {
       const double second = samples / bound;
-      std::ranges::fill(steps, Step{});
-      for (size_t p = 0; p < places; ++p) {
-        if (compute[p] > bound) continue;
-        Step& first = steps[p];
-        first.open = compute[p];
-        first.cost = worth[p];
-        first.update =
-            problem_->types[static_cast<size_t>(places_[p].type)].slower * times_[b * places + p]->update_seconds[0];
-      }
-      for (size_t i = 1; i < stages; ++i)
+      // Places of which there are too few for one such replica become dearer until it has others.
+      asked = worth;
+      for (int turn = 0; turn < 8; ++turn) {
+        std::ranges::fill(steps, Step{});
         for (size_t p = 0; p < places; ++p) {
-          const double here = compute[i * places + p];
-          if (here > bound) continue;
-          Step& best = steps[i * places + p];
-          for (size_t q = 0; q < places; ++q) {
-            const Step& last = steps[(i - 1) * places + q];
-            if (last.cost >= kNever) continue;
-            const double forward = send(b, cuts[i] - 1, q, p), back = send(b, cuts[i], p, q);
-            const double whole = last.open + (i == 1 && stages > 3 ? 2 * forward : forward);
-            const double open = here + (i + 1 == stages ? 2 * back : back);
-            if (whole > bound || open > bound) continue;
-            const double cost = last.cost + second * whole + worth[p];
-            if (best.cost < kNever && cost + second * open >= best.cost + second * best.open) continue;
-            best = {.cost = cost,
-                    .open = open,
-                    .sum = last.sum + whole,
-                    .peak = std::max(last.peak, whole),
-                    .update =
-                        std::max(last.update, problem_->types[static_cast<size_t>(places_[p].type)].slower *
-                                                  times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]),
-                    .from = static_cast<int32_t>(q)};
-          }
+          if (compute[p] > bound) continue;
+          Step& first = steps[p];
+          first.open = compute[p];
+          first.cost = asked[p];
+          first.update =
+              problem_->types[static_cast<size_t>(places_[p].type)].slower * times_[b * places + p]->update_seconds[0];
         }
-      size_t end = places;
-      for (size_t p = 0; p < places; ++p) {
-        const Step& here = steps[(stages - 1) * places + p];
-        if (here.cost >= kNever) continue;
-        if (end == places || here.cost + second * here.open < steps[(stages - 1) * places + end].cost +
-                                                                  second * steps[(stages - 1) * places + end].open)
-          end = p;
+        for (size_t i = 1; i < stages; ++i)
+          for (size_t p = 0; p < places; ++p) {
+            const double here = compute[i * places + p];
+            if (here > bound) continue;
+            Step& best = steps[i * places + p];
+            for (size_t q = 0; q < places; ++q) {
+              const Step& last = steps[(i - 1) * places + q];
+              if (last.cost >= kNever) continue;
+              const double forward = send(b, cuts[i] - 1, q, p), back = send(b, cuts[i], p, q);
+              const double whole = last.open + (i == 1 && stages > 3 ? 2 * forward : forward);
+              const double open = here + (i + 1 == stages ? 2 * back : back);
+              if (whole > bound || open > bound) continue;
+              const double cost = last.cost + second * whole + asked[p];
+              if (best.cost < kNever && cost + second * open >= best.cost + second * best.open) continue;
+              best = {.cost = cost,
+                      .open = open,
+                      .sum = last.sum + whole,
+                      .peak = std::max(last.peak, whole),
+                      .update = std::max(last.update,
+                                         problem_->types[static_cast<size_t>(places_[p].type)].slower *
+                                             times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]),
+                      .from = static_cast<int32_t>(q)};
+            }
+          }
+        size_t end = places;
+        for (size_t p = 0; p < places; ++p) {
+          const Step& here = steps[(stages - 1) * places + p];
+          if (here.cost >= kNever) continue;
+          if (end == places || here.cost + second * here.open < steps[(stages - 1) * places + end].cost +
+                                                                    second * steps[(stages - 1) * places + end].open)
+            end = p;
+        }
+        if (end == places) break;
+        const Step& last = steps[(stages - 1) * places + end];
+        ReplicaKind kind{.use = {},
+                         .micro_batch = micro_batches_[b],
+                         .fill = 0,
+                         .peak = std::max(last.peak, last.open),
+                         .stages = {}};
+        kind.fill = last.sum + last.open + last.update - kind.peak;
+        if (kind.fill + kind.peak > deadline) break;
+        kind.stages.resize(stages);
+        double value = price[rows_ - 1];
+        for (size_t i = stages, p = end; i-- > 0;) {
+          kind.stages[i] = {places_[p].type, problem_->splits[static_cast<size_t>(places_[p].split_at)]};
+          for (size_t r = 0; r + 1 < rows_; ++r) kind.use[r] += places_[p].use[r];
+          value += worth[p];
+          p = static_cast<size_t>(steps[i * places + p].from);
+        }
+        kind.use[rows_ - 1] = 1;
+        bool possible = true;
+        for (size_t r = 0; r + 1 < rows_; ++r) {
+          if (kind.use[r] <= have_[r]) continue;
+          possible = false;
+          for (size_t p = 0; p < places; ++p)
+            if (places_[p].use[r] > 0) asked[p] = 1.7 * asked[p] + 0.01 * samples * places_[p].use[r];
+        }
+        if (!possible) continue;
+        const double by = samples * (deadline - kind.fill) / kind.peak;
+        best_ratio = std::max(best_ratio, by / std::max(value, 1e-12));
+        if (by < 0.8 * value) break;
+        if (std::ranges::none_of(out, [&](const ReplicaKind& k) {
+              return k.micro_batch == kind.micro_batch && k.stages == kind.stages;
+            }))
+          out.push_back(std::move(kind));
+        break;
       }
-      if (end == places) continue;
-      const Step& last = steps[(stages - 1) * places + end];
-      ReplicaKind kind{
-          .use = {}, .micro_batch = micro_batches_[b], .fill = 0, .peak = std::max(last.peak, last.open), .stages = {}};
-      kind.fill = last.sum + last.open + last.update - kind.peak;
-      if (kind.fill + kind.peak > deadline) continue;
-      kind.stages.resize(stages);
-      double value = price[rows_ - 1];
-      for (size_t i = stages, p = end; i-- > 0;) {
-        kind.stages[i] = {places_[p].type, problem_->splits[static_cast<size_t>(places_[p].split_at)]};
-        for (size_t r = 0; r + 1 < rows_; ++r) kind.use[r] += places_[p].use[r];
-        value += worth[p];
-        p = static_cast<size_t>(steps[i * places + p].from);
-      }
-      kind.use[rows_ - 1] = 1;
-      bool possible = true;
-      for (size_t r = 0; r + 1 < rows_; ++r) possible &= kind.use[r] <= have_[r];
-      if (!possible) continue;
-      const double by = samples * (deadline - kind.fill) / kind.peak;
-      best_ratio = std::max(best_ratio, by / std::max(value, 1e-12));
-      if (by < 0.8 * value) continue;
-      if (std::ranges::none_of(
-              out, [&](const ReplicaKind& k) { return k.micro_batch == kind.micro_batch && k.stages == kind.stages; }))
-        out.push_back(std::move(kind));
     }
   }
   return best_ratio;
