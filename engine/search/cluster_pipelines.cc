@@ -168,9 +168,14 @@ class Searcher {
     std::vector<int> least = leasts_[from];
     for (size_t j = from + 1; j < to; ++j)
       for (size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], leasts_[j][i]);
-    if (to - from == 1 || !found()) {
-      for (size_t j = from; j < to; ++j)
+    if (!found()) {
+      // Any plan first, for a bound: of those that allow most.
+      for (size_t j = to; j-- > from && !found();)
         if (make_kinds(cuts, leasts_[j], leasts_[j])) try_least(cuts, leasts_[j]);
+      if (!found()) return;
+    }
+    if (to - from == 1) {
+      if (make_kinds(cuts, leasts_[from], leasts_[from])) try_least(cuts, leasts_[from]);
       return;
     }
     if (!make_kinds(cuts, least, leasts_[from])) return;
@@ -206,16 +211,17 @@ class Searcher {
     const ShareRow all = have(most);
     std::array<double, kShareRows> worth{};
     for (size_t r = 0; r < rows; ++r) worth[r] = rates_[r] * deadline;
-    tables_.all_kinds(cuts, least, deadline, 160, kinds_);  // where there are few, no bound has to choose
+    // Where there are few, no bound has to choose.
+    const bool complete = tables_.all_kinds(cuts, least, deadline, 128, kinds_);
     double reached = 0;
     for (int turn = 0; turn < 10; ++turn) {
-      const double ratio = tables_.kinds(cuts, least, deadline, worth, 1.1, kinds_);
-      if (ratio == 0) return false;  // nothing fits, or nothing ends in time
+      const double ratio = complete ? 1.0 : tables_.kinds(cuts, least, deadline, worth, 1.1, kinds_);
+      if (ratio == 0 || kinds_.empty()) return false;  // nothing fits, or nothing ends in time
       double bound = 0;
       for (size_t r = 0; r < rows; ++r) bound += worth[r] * all[r];
       // By duality: where no kind is worth more than its devices, no shares of kinds reach more than all of them.
-      if (ratio < 1.01 && bound * 1.01 < batch) return false;
-      if (ratio < 1.01 && reached > 0.98 * bound) break;
+      if (!complete && ratio < 1.01 && bound * 1.01 < batch) return false;
+      if (complete ? turn > 0 : ratio < 1.01 && reached > 0.98 * bound) break;
       std::vector<ShareKind> shares;
       for (const ReplicaKind& k : kinds_)
         shares.push_back({k.use, static_cast<double>(k.micro_batch) * (deadline - k.fill) / k.peak});
@@ -294,6 +300,7 @@ class Searcher {
       for (double deadline = guess_ / 8; deadline < guess_ * 1e4 && !found(); deadline *= 1.5) by(cuts, deadline, hi);
       if (!found()) return;
     }
+    if (late()) return;
     const double least = sync_of(lo + 1), most = sync_of(hi);
     if (goal() <= least || !bound_allows(goal() - least, hi)) return;
     if (most - least > search_.worth * best_seconds_ && hi > lo + 1) {
@@ -302,17 +309,20 @@ class Searcher {
       range(cuts, sync_of, lo, middle);
       return;
     }
-    double bad = 0, good = goal() - most;
+    double good = goal() - most;
     if (good <= 0 || !by(cuts, good, hi)) return;
     good = std::min(good, goal() - most);
-    bad = good * 0.9;
-    while (good - bad > search_.worth * good) {
+    double bad = good * 0.9;
+    while (bad > 0 && !late() && bound_allows(bad, hi) && by(cuts, bad, hi)) {
+      good = std::min(bad, goal() - most);
+      bad = good * 0.9;
+    }
+    while (good - bad > search_.worth * good && !late()) {
       const double middle = (good + bad) / 2;
       if (bound_allows(middle, hi) && by(cuts, middle, hi))
         good = std::min(middle, goal() - most);
       else
         bad = middle;
-      if (bad > good) break;
     }
   }
 

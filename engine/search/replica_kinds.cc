@@ -225,12 +225,12 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
   return best_ratio;
 }
 
-void KindTables::all_kinds(std::span<const int> cuts, std::span<const int> least, double deadline, size_t most,
+bool KindTables::all_kinds(std::span<const int> cuts, std::span<const int> least, double deadline, size_t most,
                            std::vector<ReplicaKind>& out) const {
   const size_t stages = cuts.size() - 1, places = places_.size(), types = problem_->types.size();
   size_t ways = micro_batches_.size();
   for (size_t i = 0; i < stages; ++i)
-    if ((ways *= places) > most) return;
+    if ((ways *= places) > most) return false;
   for (size_t way = 0; way < ways; ++way) {
     const size_t b = way % micro_batches_.size();
     ReplicaKind kind{.use = {}, .micro_batch = micro_batches_[b], .fill = 0, .peak = 0, .stages = {}};
@@ -268,6 +268,7 @@ void KindTables::all_kinds(std::span<const int> cuts, std::span<const int> least
             out, [&](const ReplicaKind& k) { return k.micro_batch == kind.micro_batch && k.stages == kind.stages; }))
       out.push_back(std::move(kind));
   }
+  return true;
 }
 
 }  // namespace whale

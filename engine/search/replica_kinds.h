@@ -43,8 +43,8 @@ class KindTables {
   // devices are worth.
   double kinds(std::span<const int> cuts, std::span<const int> least, double deadline, std::span<const double> price,
                double step, std::vector<ReplicaKind>& out) const;
-  // Appends all of them, if there are no more than `most`.
-  void all_kinds(std::span<const int> cuts, std::span<const int> least, double deadline, size_t most,
+  // Appends all of them, if there are no more than `most`; whether it did.
+  bool all_kinds(std::span<const int> cuts, std::span<const int> least, double deadline, size_t most,
                  std::vector<ReplicaKind>& out) const;
   // Samples a second that no replica of these cuts exceeds.
   double fastest(std::span<const int> cuts, std::span<const int> least) const;
