@@ -18,8 +18,9 @@ PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "r
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
 # probe/ fills in the figures that cost/ has, and comm/ chooses the form of an all-reduce by them.
 # validate/ asks the cost model and the planner, and runs nothing.
-EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("probe", "cluster"), ("comm", "cost"), ("validate", "cost"),
-              ("validate", "cluster"), ("validate", "task"), ("validate", "compile"), ("validate", "simulate")}
+EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("probe", "cluster"), ("comm", "cost"),
+              ("validate", "cost"), ("validate", "cluster"), ("validate", "task"), ("validate", "compile"), ("validate", "simulate"),
+              ("validate", "search")}
 
 # What proves plans shares nothing with what makes them.
 APART = {("prove", other) for other in ("task", "shard", "rewrite", "schedule", "cost")}

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "validate/csv.h"
 #include "validate/gpu_forms.h"
+#include "validate/planners.h"
 
 namespace whale {
 
@@ -19,6 +20,8 @@ const std::vector<ValidateForm>& validate_forms() {
       {"ops", is_ops, validate_ops},
       {"overlap", is_overlap, validate_overlap},
       {"models", is_models, validate_models},
+      {"planners", is_planners, validate_planners},
+      {"partition", is_partition, validate_partition},
   };
   return forms;
 }
