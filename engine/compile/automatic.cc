@@ -1,7 +1,6 @@
 #include "compile/automatic.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "compile/estimate.h"
 #include "grad/passes.h"
 #include "plan/figures.h"
+#include "search/thread_seconds.h"
 #include "simulate/simulate.h"
 
 namespace whale {
@@ -60,7 +60,7 @@ std::vector<DeviceSpec> of(const std::vector<DeviceSpec>& devices, const std::ve
 class Search {
  public:
   Search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options)
-      : graph_(graph), devices_(devices), options_(options), asked_(options.search), began_(Clock::now()) {
+      : graph_(graph), devices_(devices), options_(options), asked_(options.search), began_(thread_seconds()) {
     batch_ = batch_of(graph);
     for (const Op& op : graph.ops) {
       flops_ += cost_of(view_of(graph, op)).flops;
@@ -99,7 +99,6 @@ class Search {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Shape {
     Candidate candidate;
     bool replicas = false;
@@ -107,7 +106,7 @@ class Search {
     double ways = 1;  // that parameters are cut into
   };
 
-  double elapsed() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
+  double elapsed() const { return thread_seconds() - began_; }
   struct Set {
     std::string name;  // empty: all, as they are listed
     std::vector<int32_t> devices;
@@ -370,7 +369,7 @@ class Search {
   const std::vector<DeviceSpec>& devices_;
   const CompileOptions& options_;
   const SearchOptions& asked_;
-  Clock::time_point began_;
+  double began_;
   int64_t batch_ = 0;
   double parameters_ = 0;            // bytes
   double flops_ = 0, products_ = 0;  // of a forward pass; bytes that its products make

@@ -1,7 +1,6 @@
 #include "search/cluster_pipelines.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -9,17 +8,17 @@
 #include "base/error.h"
 #include "search/replica_kinds.h"
 #include "search/share_out.h"
+#include "search/thread_seconds.h"
 
 namespace whale {
 namespace {
 
 using Cuts = std::vector<int>;
-using Clock = std::chrono::steady_clock;
 
 class Searcher {
  public:
   Searcher(const ClusterProblem& problem, const ClusterSearch& search)
-      : problem_(problem), search_(search), tables_(problem), begin_(Clock::now()) {
+      : problem_(problem), search_(search), tables_(problem), begin_(thread_seconds()) {
     // Until something is found, kinds are rated by what the devices would take together, if nothing were lost.
     double rate = 0;
     for (size_t t = 0; t < problem.types.size(); ++t) {
@@ -41,8 +40,12 @@ class Searcher {
         rings_.push_back(&problem.send(static_cast<int>(a), 0, static_cast<int>(b), 0));
   }
 
-  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
-  bool late() const { return search_.within_seconds > 0 && elapsed() > search_.within_seconds; }
+  double elapsed() const { return thread_seconds() - begin_; }
+  // Longer, where there is nothing yet.
+  bool late() const {
+    constexpr double kPatience = 8;
+    return search_.within_seconds > 0 && elapsed() > search_.within_seconds * (found() ? 1 : kPatience);
+  }
   bool found() const { return !best_.classes.empty(); }
 
   // Whether the best plan became better.
@@ -430,7 +433,7 @@ class Searcher {
   const ClusterProblem& problem_;
   const ClusterSearch& search_;
   KindTables tables_;
-  Clock::time_point begin_;
+  double begin_;
   double guess_ = 1;
   std::vector<const BandwidthCurve*> rings_;
   std::set<Cuts> tried_;

@@ -1,7 +1,6 @@
 #include "search/partition.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <set>
 #include <unordered_map>
@@ -9,6 +8,7 @@
 #include "base/error.h"
 #include "search/least_part.h"
 #include "search/partition_groups.h"
+#include "search/thread_seconds.h"
 
 namespace whale {
 namespace {
@@ -127,7 +127,7 @@ struct Ideals {
 class Cutter {
  public:
   Cutter(const PartitionProblem& problem, const PartitionSearch& search)
-      : problem_(problem), search_(search), groups_(group_nodes(problem)), part_(groups_), begin_(Clock::now()) {
+      : problem_(problem), search_(search), groups_(group_nodes(problem)), part_(groups_), begin_(thread_seconds()) {
     double most = 0;
     for (const PartitionGroup& g : groups_.groups) {
       total_ += g.device_ms;
@@ -163,8 +163,7 @@ class Cutter {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  double elapsed() const { return thread_seconds() - begin_; }
   bool late() const { return search_.within_seconds > 0 && elapsed() > search_.within_seconds; }
 
   // No partition is faster: all work shared evenly, and the part of any one group. The groups with most work are asked.
@@ -456,7 +455,7 @@ class Cutter {
   const PartitionSearch& search_;
   PartitionGroups groups_;
   Part part_;
-  Clock::time_point begin_;
+  double begin_;
   double total_ = 0, total_bytes_ = 0, host_share_ = 0;  // host_share_: device time that a host may spare in its own
   double best_ms_ = kNever;
   std::vector<PartitionPart> best_;
