@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 
 #include "ops/op.h"
@@ -18,10 +19,11 @@ namespace {
 struct StageWork {
   std::vector<OpCost> costs;
   std::vector<int64_t> extents;  // the coarsest that a split may cut, of each op; 1: none
+  double parameters = 0;         // bytes that are trained, whatever the batch
 };
 
 struct Timed {
-  double start = 0, all = 0;  // seconds of all instructions' starts, of the work
+  double start = 0, all = 0;  // seconds: of all instructions' starts and the update; of the work
 };
 
 // A device's part of its stage's work along all axes but `a`.
@@ -46,6 +48,9 @@ class Dealer {
  public:
   Dealer(const Graph& graph, const std::vector<DeviceSpec>& devices, const DealOptions& options, TaskGraphs& tasks)
       : devices_(devices), options_(options), tasks_(tasks), work_(tasks.meshes.size()) {
+    std::set<TensorId> trained;
+    for (const Variable& v : graph.variables)
+      if (v.role == Role::kParameter && v.trainable) trained.insert(v.tensor);
     OpFactors factors(graph);
     const std::vector<OpCut> samples = follow_samples(graph, factors);
     for (size_t i = 0; i < graph.ops.size(); ++i) {
@@ -62,6 +67,11 @@ class Dealer {
         if (extent > 1 && (coarsest == 0 || extent < coarsest)) coarsest = extent;
       }
       mine.extents.push_back(std::max<int64_t>(1, coarsest));
+      for (const TensorId t : op.inputs)
+        if (t != kNone && trained.erase(t) > 0) {
+          const Tensor& tensor = graph.tensor(t);
+          mine.parameters += static_cast<double>(element_count(tensor.dims) * size_of(tensor.dtype));
+        }
     }
   }
 
@@ -81,6 +91,10 @@ class Dealer {
     }
     out.start *= tasks_.cost.passes * static_cast<double>(options_.micro_batches);
     out.all *= tasks_.cost.passes;
+    double ways = 1;
+    for (const MeshAxis& axis : tasks_.meshes[mesh].axes)
+      if (axis.name == "split") ways *= static_cast<double>(axis.size);
+    out.start += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters / ways, rates);
     return out;
   }
 

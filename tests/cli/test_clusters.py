@@ -1,6 +1,8 @@
 """Mixed devices on the command line: clusters as text and files, shares that are dealt, strategies that nobody wrote, steps on the clock."""
 
 import json
+import os
+import pathlib
 
 import pytest
 from test_cli import whale
@@ -96,3 +98,26 @@ def test_validate_says_what_it_knows(tmp_path):
     assert "the columns of no form that is known" in whale("validate", rows, code=2)
     assert "no form 'guess'; there are" in whale("validate", rows, "--form", "guess", code=2)
     assert "cannot" in whale("validate", tmp_path / "none.csv", code=2)
+
+
+GOLDEN = pathlib.Path(__file__).resolve().parent / "clusters.txt"
+CLUSTERS = [("bert-large --batch 192", "8xV100-32GB,50Gb/s@20us + 8xP100-16GB,50Gb/s@20us", "replica", ""),
+            ("t5-large --batch 32", "4xV100-32GB,50Gb/s@20us + 4xP100-16GB,50Gb/s@20us", "pipeline(4, micro_batches=4) > replica(2)", "--recompute full"),
+            ("gpt --layers 24 --dim 1024 --heads 16 --seq 512 --vocab 50257 --batch 32", "3xV100-16GB:4~10Gb/s~170Gb/s|T4:4~50Gb/s~50Gb/s",
+             "replica(4) > split(4)", "--precision f16")]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda c: c[0].split()[0])
+def test_a_mixed_cluster_has_its_plan(cluster, tmp_path):
+    """Who gets what, and what a step takes: tests/cli/clusters.txt (WHALE_RENEW_GOLDEN=1 writes it anew)."""
+    name, devices, strategy, options = cluster
+    whale("model", *name.split(), "-o", tmp_path / "m.whale")
+    plan = planned(tmp_path / "m.whale", "--devices", devices, "--strategy", strategy, *options.split())
+    step = json.loads(whale("simulate", tmp_path / "m.whale", "--devices", devices, "--strategy", strategy, *options.split(), "--json"))
+    busy = ", ".join(f"{c['devices'][0]}: {c['compute_seconds'] * 1e3:.3g}" for c in step["classes"])
+    flops = ",".join(f"{sum(i.get('flops', 0) for s in p['segments'] for i in s['instructions']) / 1e9:.0f}" for p in plan["entries"][0]["programs"])
+    found = f"{name} | {devices} | {plan['strategy']} | samples {shares_of(plan)} | step {step['seconds'] * 1e3:.4g} ms | busy ms {busy} | GFLOP {flops}"
+    if os.environ.get("WHALE_RENEW_GOLDEN"):
+        others = [line for line in GOLDEN.read_text().splitlines() if not line.startswith(name + " |")] if GOLDEN.exists() else []
+        GOLDEN.write_text("".join(line + "\n" for line in sorted([*others, found])))
+    assert found in GOLDEN.read_text().splitlines(), f"expected another line, now: {found}"

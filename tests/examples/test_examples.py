@@ -35,7 +35,7 @@ def test_gpt_text(text, tmp_path):
 
 
 @pytest.mark.parametrize("example", sorted(str(p.relative_to(ROOT / "examples/python")) for p in (ROOT / "examples/python").rglob("*.py")
-                                           if p.name != "gpt_text.py"))
+                                           if p.name != "gpt_text.py") + ["../mixed/mixed.py"])
 def test_python_example(example, tmp_path):
     run([sys.executable, str(ROOT / "examples/python" / example)], cwd=tmp_path)
 
