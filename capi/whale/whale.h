@@ -634,7 +634,7 @@ WHALE_API whale_status *whale_plan_reshards_json(const whale_plan *plan, whale_t
 WHALE_API whale_status *whale_plan_choices(const whale_plan *plan, whale_text *out);
 WHALE_API whale_status *whale_plan_choices_json(const whale_plan *plan, whale_text *out);
 /* What strategy "auto" looks through for a model and a cluster: JSON with `fits`, `candidates` (the best first; of each `strategy`, `options`,
- * `devices` of the cluster, `seconds` of a step, `simulated`, `bytes` of the fullest device, `missing_bytes`, `price` of a step, and `lost`: why
+ * `accumulation`, `zero`, `recompute`, `offload`, `devices` of the cluster, also as `devices_text`, `seconds` of a step, `simulated`, `bytes` of the fullest device, `missing_bytes`, `price` of a step, and `lost`: why
  * it is not the winner), `not_tried`, and `pareto`: those of which none is both faster and cheaper. Needs no device. options->strategy is not
  * looked at; cancel and timeout_seconds stop it. */
 WHALE_API whale_status *whale_plan_search_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,

@@ -455,18 +455,31 @@ std::string found_text(const Found& found, const std::vector<DeviceSpec>& device
 }
 
 namespace {
-Json json_of(const Judged& j) {
-  Json out{{"strategy", j.candidate.strategy}, {"options", options_text(j)},   {"devices", j.candidate.devices},
-           {"seconds", json_value(j.seconds)}, {"simulated", j.simulated},     {"bytes", j.bytes},
-           {"missing_bytes", j.missing},       {"price", json_value(j.price)}, {"lost", j.lost}};
-  return out;
+Json json_of(const Judged& j, const std::vector<DeviceSpec>& devices) {
+  constexpr const char* kPolicies[] = {"none", "selective", "full"};
+  const PlanOptions& o = j.candidate.options;
+  return {{"strategy", j.candidate.strategy},
+          {"options", options_text(j)},
+          {"accumulation", j.candidate.accumulation},
+          {"zero", o.zero},
+          {"recompute", kPolicies[static_cast<size_t>(o.recompute)]},
+          {"offload", (o.offload & kOffloadState) != 0 ? "state" : ""},
+          {"devices", j.candidate.devices},
+          {"all_devices", j.candidate.devices.size() == devices.size() && std::ranges::is_sorted(j.candidate.devices)},
+          {"devices_text", to_string(of(devices, j.candidate.devices))},
+          {"seconds", json_value(j.seconds)},
+          {"simulated", j.simulated},
+          {"bytes", j.bytes},
+          {"missing_bytes", j.missing},
+          {"price", json_value(j.price)},
+          {"lost", j.lost}};
 }
 }  // namespace
 
-Json found_json(const Found& found) {
+Json found_json(const Found& found, const std::vector<DeviceSpec>& devices) {
   Json rows = Json::array(), front = Json::array();
-  for (const Judged& j : found.list) rows.push_back(json_of(j));
-  for (const Judged& j : pareto_front(found)) front.push_back(json_of(j));
+  for (const Judged& j : found.list) rows.push_back(json_of(j, devices));
+  for (const Judged& j : pareto_front(found)) front.push_back(json_of(j, devices));
   return {{"batch", found.batch},
           {"fits", found.fits()},
           {"candidates", rows},
@@ -503,7 +516,7 @@ Json predict(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
       const Found found = search(sized, first, options);
       if (found.fits()) {
         const Judged& best = found.winner();
-        row.update(json_of(best));
+        row.update(json_of(best, first));
         row["devices"] = count;
         row["samples_per_second"] = json_value(static_cast<double>(batch) / best.seconds);
         row.erase("lost"), row.erase("missing_bytes");

@@ -48,7 +48,7 @@ Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
 Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options);
 
 std::string found_text(const Found& found, const std::vector<DeviceSpec>& devices);
-Json found_json(const Found& found);
+Json found_json(const Found& found, const std::vector<DeviceSpec>& devices);
 // Of those that fit: no other is as fast and as cheap. By rising price.
 std::vector<Judged> pareto_front(const Found& found);
 

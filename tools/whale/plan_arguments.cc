@@ -236,6 +236,8 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
       if (option->count() > 0) names += (names.empty() ? "" : ", ") + option->get_name();
     return names;
   };
+  command.add_option("--trials", a.trials, "of strategy auto: run so many of the best candidates and keep the fastest")
+      ->check(whole(1, 1000));
   command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
       ->check(not_negative());
   command.add_option("--init-dir", a.init_dir,

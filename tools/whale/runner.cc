@@ -9,6 +9,8 @@
 #include <cstring>
 #include <thread>
 
+#include "trials.h"
+
 namespace tool {
 namespace {
 
@@ -47,6 +49,7 @@ World join_processes(whale_engine* engine, PlanArguments& plan, bool devices_giv
   World world = own<World>(whale_world_create, engine, static_cast<const whale_world_options*>(nullptr));
   const int32_t size = whale_world_size(world.get());
   if (size == 1) return world;
+  if (plan.trials > 0) throw Failure("--trials runs in one process; plan with it there, and launch the plan file");
   if (session.ranks > 1) throw Failure("--ranks: this process is one of several already");
   if (!devices_given) plan.devices = "cpu:" + std::to_string(size);
   session.world = world.get();
@@ -218,7 +221,9 @@ Plan open_plan(whale_engine* engine, const std::string& path, const PlanArgument
     return own<Plan>(whale_plan_load, engine, str(path));
   }
   const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine, str(path));
-  return make_plan(engine, graph.get(), arguments);
+  if (arguments.trials == 0) return make_plan(engine, graph.get(), arguments);
+  if (arguments.strategy != "auto") throw Failure("--trials is of --strategy auto");
+  return make_plan(engine, graph.get(), tried(engine, graph.get(), arguments));
 }
 
 double seconds_now() {
