@@ -296,8 +296,8 @@ def candidates(graph: Graph, devices: str | None = None, **options: Any) -> dict
 
 
 def predict(graph: Graph, devices: str, counts: Sequence[int], batches: Sequence[int] = (), **options: Any) -> list[dict]:
-    """The best strategy for the first so many devices and for each batch size, as a scheduler of many jobs asks; seals the graph. ``batches``:
-    samples of a step, none: the graph's own. ``options``: those of ``whale.plan``.
+    """The best strategy for the first so many devices and for each batch size, as a scheduler of many jobs asks; seals the graph. ``counts``: of
+    devices; ``batches``: samples of a step, none: the graph's own. ``options``: those of ``whale.plan``.
 
     A row for each count and batch: ``devices``, ``batch``, ``strategy``, ``options``, ``seconds``, ``samples_per_second``, ``bytes`` of the fullest
     device, ``price`` of a step; or ``error`` where nothing fits."""
