@@ -166,4 +166,22 @@ std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<De
   return order;
 }
 
+std::vector<int32_t> likely_order(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices) {
+  for (const Scope& scope : leaf.nest) {
+    if (scope.device_order.empty()) continue;
+    try {
+      if (scope.device_order.starts_with('[')) {
+        std::vector<int32_t> given = listed(scope.device_order, std::ssize(devices));
+        if (given.size() == devices.size() &&
+            std::ranges::all_of(given, [&](int32_t d) { return d >= 0 && d < std::ssize(devices); }))
+          return given;
+      } else if (scope.device_order == "column") {
+        return by_column(leaf, devices, {});
+      }
+    } catch (const Error&) {  // said where the order is made
+    }
+  }
+  return in_order(devices.size());
+}
+
 }  // namespace whale

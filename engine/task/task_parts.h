@@ -103,6 +103,8 @@ std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const 
 // task_device_order.cc
 // `device_order=average(n)` on nest[i]: what it slices has n members. Device orders that nobody knows are refused.
 void check_device_orders(TaskLeaf& leaf);
+// Of the leaf alone, before counts are known; what is wrong with it is not said.
+std::vector<int32_t> likely_order(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices);
 // As the `device_order` of a scope says.
 std::vector<int32_t> device_order(const TaskLeaves& leaves, const std::vector<DeviceSpec>& devices,
                                   const Ints& stage_devices);

@@ -96,11 +96,13 @@ std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector
   const int64_t pipelines = product(leaf.nest, 0, leaf.outer(), complete);
   const int64_t there = std::ssize(devices) / std::max<int64_t>(1, pipelines * count);
   if (!complete || virtual_stages > 1 || there * pipelines * count != std::ssize(devices)) return {};
+  const std::vector<int32_t> order = likely_order(leaf, devices);
   std::vector<DeviceRates> out;
   for (int64_t s = 0; s < count; ++s)
     for (int64_t p = 0; p < pipelines; ++p)
       for (int64_t k = 0; k < there; ++k) {
-        const DeviceRates mine = cost.rates_of(devices[static_cast<size_t>((p * count + s) * there + k)]);
+        const auto device = static_cast<size_t>(order[static_cast<size_t>((p * count + s) * there + k)]);
+        const DeviceRates mine = cost.rates_of(devices[device]);
         if (std::ssize(out) == s) out.push_back(mine);
         out.back() = slower(out.back(), mine);
       }

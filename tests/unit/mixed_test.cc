@@ -73,6 +73,24 @@ TEST_CASE("mixed: a slow stage gets less to do") {
   CHECK(layers_of({1, 2}) == doctest::Approx(1.0 / 3).epsilon(0.15));
 }
 
+TEST_CASE("mixed: stages are cut for the devices that the order of a scope gives them") {
+  const small::Model m = small::gpt(6, OptimizerKind::kSgd, 6);
+  const auto first_stage = [&](const char* strategy) {
+    const Plan plan = compile(m.g, of_speeds("null", {2, 2, 1, 1}), with(strategy));
+    double of_first = 0, all = 0;
+    for (size_t s = 0; s < plan.meshes.size(); ++s)
+      for (const int32_t d : plan.meshes[s].devices) {
+        const DeviceRow& row = plan.entries[0].rows[static_cast<size_t>(d)];
+        const double flops = step_of(plan.entries[0].programs[static_cast<size_t>(row.program)]).flops;
+        all += flops, of_first += s == 0 ? flops : 0;
+      }
+    return of_first / all;
+  };
+  CHECK(first_stage("pipeline(2, micro_batches=3) > replica(2)") > 0.6);
+  CHECK(first_stage("replica(2, device_order=[0,2,1,3]) > pipeline(2, micro_batches=3)") > 0.6);
+  CHECK(first_stage("replica(2) > pipeline(2, micro_batches=3)") == doctest::Approx(0.5).epsilon(0.15));
+}
+
 TEST_CASE("mixed: who has no room gets less than by speed") {
   const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 2, 32);
   std::vector<DeviceSpec> devices = of_speeds("null", {1, 1});
