@@ -123,12 +123,23 @@ Json entry(const Plan& plan, const Entry& e) {
 }
 
 Json json_of(const DeviceSpec& d) {
-  return {{"kind", name_of(d.kind)}, {"name", to_string(d)}, {"node", d.node}, {"memory_bytes", d.memory_bytes}};
+  Json out{{"kind", name_of(d.kind)}, {"name", to_string(d)}, {"node", d.node}, {"memory_bytes", d.memory_bytes}};
+  if (!d.type.empty()) out["type"] = d.type;
+  if (d.figures != DeviceFigures{}) {
+    Json figures = Json::object();
+    each_figure_of_device(d.figures, [&](const char* name, double figure) {
+      if (figure > 0) figures[name] = json_value(figure);
+    });
+    out["figures"] = std::move(figures);
+  }
+  return out;
 }
 Json json_of(const PlanMesh& m) {
   return {{"axes", list_of(m.axes,
                            [](const MeshAxis& a) {
-                             return Json{{"name", a.name}, {"size", a.size}};
+                             Json axis{{"name", a.name}, {"size", a.size}};
+                             if (!a.shares.empty()) axis["shares"] = json_value(a.shares);
+                             return axis;
                            })},
           {"devices", m.devices}};
 }
