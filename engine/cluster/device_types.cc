@@ -14,7 +14,8 @@ constexpr double kOverNvlink = 0.8;  // 229 of 300 GB/s on 8 A100, 134 of 150 on
 }  // namespace
 
 // Peaks: makers' data sheets. Shares: best measured products and copies where somebody published them (A100 271 of 312
-// TFLOP/s, H100 795 of 989, B200 1,745 of 2,250; H100 copies 2.9 of 3.35 TB/s); else those of the generation before.
+// TFLOP/s, H100 795 of 989, B200 1,745 of 2,250; H100 copies 2.9 of 3.35 TB/s); in f32 those that fit measured ops
+// (cost/curve_fitted.inc) within a tenth; else those of the generation before.
 // Prices: what clouds ask on demand, about.
 const std::vector<DeviceType>& device_types() {
   static const std::vector<DeviceType> types{
@@ -28,7 +29,7 @@ const std::vector<DeviceType>& device_types() {
       {"H100", 80e9, 67e12, 989e12, 3350e9, 450e9, kPcie5, 9.80, .80, .75, .86, kOverNvlink},
       {"H200", 141e9, 67e12, 989e12, 4800e9, 450e9, kPcie5, 10.60, .80, .75, .86, kOverNvlink},
       {"B200", 180e9, 80e12, 2250e12, 7670e9, 900e9, kPcie5, 14.24, .80, .72, .86, kOverNvlink},
-      {"L4", 24e9, 30.3e12, 121e12, 300e9, kPcie4, kPcie4, 0.71, .55, .60, .80, kOverPcie},
+      {"L4", 24e9, 30.3e12, 121e12, 300e9, kPcie4, kPcie4, 0.71, .36, .60, .94, kOverPcie},
       {"RTX-3090", 24e9, 35.6e12, 71e12, 936e9, kPcie4, kPcie4, 0.30, .75, .80, .85, kOverPcie},
       {"RTX-2080", 8e9, 10.1e12, 40e12, 448e9, kPcie3, kPcie3, 0.15, .80, .70, .80, kOverPcie},
       {"TITAN-RTX", 24e9, 16.3e12, 130e12, 672e9, kPcie3, kPcie3, 0.25, .80, .60, .80, kOverPcie},
