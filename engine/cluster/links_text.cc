@@ -1,7 +1,6 @@
 #include "cluster/links_text.h"
 
 #include <charconv>
-#include <cmath>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -11,27 +10,32 @@ namespace whale {
 namespace {
 
 constexpr double kUsualLatency = 10e-6;
+constexpr double kMostRate = 1e18, kMostLatency = 3600;  // bytes/s, seconds: beyond any link
 
 struct Unit {
   std::string_view name;
   double factor;
 };
-constexpr Unit kRates[] = {{"Gb/s", 1e9 / 8}, {"Mb/s", 1e6 / 8}, {"Tb/s", 1e12 / 8},
-                           {"GB/s", 1e9},     {"MB/s", 1e6},     {"TB/s", 1e12}};
+constexpr Unit kRates[] = {{"Gb/s", 1e9 / 8}, {"Mb/s", 1e6 / 8}, {"Tb/s", 1e12 / 8}, {"GB/s", 1e9},
+                           {"MB/s", 1e6},     {"TB/s", 1e12},    {"B/s", 1}};
 constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"ns", 1e-9}, {"s", 1}};
 
 template <size_t N>
-double read(std::string_view text, const Unit (&units)[N], const char* what) {
+double read(std::string_view text, const Unit (&units)[N], double least, double most, const char* what) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   for (const Unit& u : units)
-    if (error == std::errc{} && unit == u.name && std::isfinite(value) && value > 0) return value * u.factor;
+    if (error == std::errc{} && unit == u.name && value * u.factor >= least && value * u.factor <= most)
+      return value * u.factor;
   throw invalid("device list: '{}' is no {}", brief(text, 40), what);
 }
 
+// Exactly, in the usual units where these say it.
 std::string text_of(const LinkRates& rates) {
-  return fmt::format("{}Gb/s@{}us", rates.bytes_per_second * 8 / 1e9, rates.latency_seconds * 1e6);
+  const std::string usual = fmt::format("{}Gb/s@{}us", rates.bytes_per_second * 8 / 1e9, rates.latency_seconds * 1e6);
+  if (rates.latency_seconds > 0 && parse_rate(usual) == rates) return usual;
+  return fmt::format("{}B/s@{}s", rates.bytes_per_second, rates.latency_seconds);
 }
 
 }  // namespace
@@ -43,9 +47,10 @@ void NodeLinks::put(DeviceFigures& figures) const {
 
 LinkRates parse_rate(std::string_view text) {
   const size_t at = std::min(text.find('@'), text.size());
-  return {
-      read(text.substr(0, at), kRates, "rate of a link such as 100Gb/s, 12.5GB/s or, with its latency, 100Gb/s@10us"),
-      at == text.size() ? kUsualLatency : read(text.substr(at + 1), kTimes, "latency such as 10us, 0.5ms")};
+  return {read(text.substr(0, at), kRates, 1, kMostRate,
+               "rate of a link such as 100Gb/s, 12.5GB/s or, with its latency, 100Gb/s@10us"),
+          at == text.size() ? kUsualLatency
+                            : read(text.substr(at + 1), kTimes, 0, kMostLatency, "latency such as 10us, 0.5ms")};
 }
 
 NodeLinks parse_links(std::string_view text) {
