@@ -56,6 +56,8 @@ def test_a_strategy_that_nobody_wrote(model):
     assert plan["strategy"] == best["strategy"] and plan["notes"][0].startswith("Strategy auto chose")
     prices = [row["price"] for row in found["pareto"]]
     assert prices == sorted(prices) and prices
+    front = whale("plan", model, "--devices", MIXED, "--pareto")
+    assert front.count(" on ") == len(prices) and json.loads(whale("plan", model, "--devices", MIXED, "--pareto", "--json"))[-1]["price"] == prices[-1]
     cheap = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json", "--objective", "price"))
     assert cheap["candidates"][0]["price"] <= best["price"]
     table = whale("plan", model, "--devices", MIXED, "--candidates")

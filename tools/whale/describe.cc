@@ -227,6 +227,21 @@ void add_ranks_option(CLI::App& command, SessionArguments& a) {
       ->check(whole(1, 4096));
 }
 
+static void print_pareto(const std::string& candidates, bool json) {
+  const auto front = nlohmann::json::parse(candidates).at("pareto");
+  if (json) {
+    std::printf("%s\n", front.dump().c_str());
+    return;
+  }
+  std::printf("%12s%12s  %s\n", "a step, ms", "price", "strategy");
+  for (const auto& row : front) {
+    const std::string options = row.at("options");
+    std::printf("%12.2f%12.4g  %s%s%s on %s\n", row.at("seconds").get<double>() * 1e3, row.at("price").get<double>(),
+                row.at("strategy").get<std::string>().c_str(), options.empty() ? "" : ", ", options.c_str(),
+                row.at("devices_text").get<std::string>().c_str());
+  }
+}
+
 void add_plan(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("plan", "plan a model for devices");
   struct State {
@@ -234,7 +249,7 @@ void add_plan(CLI::App& app, int& exit_code) {
     PlanArguments arguments;
     std::string report, trace;
     std::vector<std::string> measured;
-    bool all = false, reshards = false, choices = false, estimate = false, candidates = false;
+    bool all = false, reshards = false, choices = false, estimate = false, candidates = false, pareto = false;
     bool json = false, prove = false;
   };
   auto state = std::make_shared<State>();
@@ -291,6 +306,15 @@ void add_plan(CLI::App& app, int& exit_code) {
                    "write the predicted timeline of a step, as `whale run --trace` writes a measured one (open at "
                    "ui.perfetto.dev)")
       ->excludes("--estimate");
+  command
+      ->add_flag("--pareto", state->pareto,
+                 "of the strategies that auto looks through, those of which none is both faster and cheaper")
+      ->excludes(all)
+      ->excludes(reshards)
+      ->excludes("--choices")
+      ->excludes("--estimate")
+      ->excludes("--candidates")
+      ->excludes("--output");
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   command
       ->add_flag("--prove", state->prove,
@@ -304,11 +328,15 @@ void add_plan(CLI::App& app, int& exit_code) {
     if (!state->report.empty()) check_target(state->report, "--report", read);
     if (!state->trace.empty()) check_target(state->trace, "--trace", read);
     const Engine engine = make_engine(state->arguments.init_dir);
-    if (state->estimate || state->candidates) {
+    if (state->estimate || state->candidates || state->pareto) {
       if (kind_of(state->path) == FileKind::kPlan)
         throw Failure("'" + shown(state->path) + "' is a plan: what it takes is known, see it without " +
-                      (state->estimate ? "--estimate" : "--candidates"));
+                      (state->estimate     ? "--estimate"
+                       : state->candidates ? "--candidates"
+                                           : "--pareto"));
       const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
+      if (state->pareto)
+        return print_pareto(candidates_of(engine.get(), graph.get(), state->arguments, true), state->json);
       std::printf("%s\n", (state->estimate ? estimate_of(engine.get(), graph.get(), state->arguments, state->json)
                                            : candidates_of(engine.get(), graph.get(), state->arguments, state->json))
                               .c_str());
