@@ -15,7 +15,9 @@ namespace whale {
 namespace {
 
 constexpr int64_t kMostDevices = 65536;
-constexpr double kMostRate = 1e18;  // FLOP/s or bytes/s: beyond any device
+constexpr double kLeastRate = 1e3, kMostRate = 1e18;  // FLOP/s or bytes/s: no device is beyond
+constexpr double kLeastMemory = 1e6;
+constexpr int kMostLevels = 64;  // of lists and objects in each other
 
 // A value with where it is.
 struct Place {
@@ -60,7 +62,7 @@ struct Place {
   }
 };
 
-double rate(const Place& at) { return at.figure(1, kMostRate); }
+double rate(const Place& at) { return at.figure(kLeastRate, kMostRate); }
 
 // "800Gb/s@5us", or both figures.
 LinkRates link(const Place& at) {
@@ -84,8 +86,8 @@ void read_figures(const Place& at, DeviceSpec& d) {
   if (const auto flops = at.find("flops_per_second")) {
     flops->only({"f32", "bf16", "f16"});
     if (const auto f32 = flops->find("f32")) d.figures.f32_flops_per_second = best_of(*f32);
-    for (const char* half : {"bf16", "f16"})
-      if (const auto rates = flops->find(half)) d.figures.half_flops_per_second = best_of(*rates);
+    if (const auto f16 = flops->find("f16")) d.figures.half_flops_per_second = best_of(*f16);
+    if (const auto bf16 = flops->find("bf16")) d.figures.bf16_flops_per_second = best_of(*bf16);
     if (!d.figures.known()) flops->bad("a rate of f32 in it");
   }
   if (const auto bytes = at.find("bytes_per_second")) d.figures.bytes_per_second = rate(*bytes);
@@ -93,7 +95,7 @@ void read_figures(const Place& at, DeviceSpec& d) {
   if (const auto host = at.find("host")) d.figures.host = link(*host);
   if (const auto price = at.find("price_per_hour")) d.figures.price_per_hour = price->figure(0, 1e9);
   if (const auto memory = at.find("memory_bytes"))
-    d.memory_bytes = static_cast<int64_t>(memory->figure(1, static_cast<double>(kMostDeviceMemory)));
+    d.memory_bytes = static_cast<int64_t>(memory->figure(kLeastMemory, static_cast<double>(kMostDeviceMemory)));
 }
 
 void read_devices(const Place& at, std::vector<DeviceSpec>& out) {
@@ -130,8 +132,7 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
     if (const auto network = node.find("network")) links.network = link(*network);
     for (DeviceSpec& d : devices) {
       links.put(d.figures);
-      if (d.figures.known() && d.figures.network.bytes_per_second <= 0 && connected)
-        connected = false, first_alone = node.where;
+      if (d.figures.network.bytes_per_second <= 0 && connected) connected = false, first_alone = node.where;
     }
     const auto count = node.find("count");
     const int64_t times = count ? count->count(kMostDevices) : 1;
@@ -173,7 +174,23 @@ bool is_cluster_json(std::string_view content) {
   return first != content.npos && content[first] == '{';
 }
 
+// Readers of JSON go as deep as the text does.
+static void check_levels(std::string_view content) {
+  int levels = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const char c = content[i];
+    if (quoted && c == '\\') ++i;
+    if (c == '"') quoted = !quoted;
+    if (quoted) continue;
+    levels += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
+    if (levels > kMostLevels)
+      throw invalid("cluster file: lists and objects are {} deep, expected nodes with devices", levels);
+  }
+}
+
 std::vector<DeviceSpec> devices_of_json(std::string_view content) {
+  check_levels(content);
   const Json json = Json::parse(content, nullptr, false);
   if (json.is_discarded()) throw invalid("cluster file: it begins like JSON and is none");
   const Place file{&json, ""};

@@ -19,21 +19,21 @@ constexpr double kOverNvlink = 0.8;  // 229 of 300 GB/s on 8 A100, 134 of 150 on
 // Prices: what clouds ask on demand, about.
 const std::vector<DeviceType>& device_types() {
   static const std::vector<DeviceType> types{
-      // name, memory, f32, half, memory/s, inside, host, price; shares of f32, half, memory, inside
-      {"P100-16GB", 16e9, 9.3e12, 18.7e12, 732e9, kPcie3, kPcie3, 1.46, .85, .75, .75, kOverPcie},
-      {"V100-16GB", 16e9, 15.7e12, 125e12, 900e9, 150e9, kPcie3, 2.48, .88, .65, .85, kOverNvlink},
-      {"V100-32GB", 32e9, 15.7e12, 125e12, 900e9, 150e9, kPcie3, 3.06, .88, .65, .85, kOverNvlink},
-      {"T4", 16e9, 8.1e12, 65e12, 320e9, kPcie3, kPcie3, 0.35, .60, .40, .75, kOverPcie},
-      {"A100-40GB", 40e9, 19.5e12, 312e12, 1555e9, 300e9, kPcie4, 3.67, .90, .80, .86, kOverNvlink},
-      {"A100-80GB", 80e9, 19.5e12, 312e12, 2000e9, 300e9, kPcie4, 5.07, .90, .80, .86, kOverNvlink},
-      {"H100", 80e9, 67e12, 989e12, 3350e9, 450e9, kPcie5, 9.80, .80, .75, .86, kOverNvlink},
-      {"H200", 141e9, 67e12, 989e12, 4800e9, 450e9, kPcie5, 10.60, .80, .75, .86, kOverNvlink},
-      {"B200", 180e9, 80e12, 2250e12, 7670e9, 900e9, kPcie5, 14.24, .80, .72, .86, kOverNvlink},
-      {"L4", 24e9, 30.3e12, 121e12, 300e9, kPcie4, kPcie4, 0.71, .36, .60, .94, kOverPcie},
-      {"RTX-3090", 24e9, 35.6e12, 71e12, 936e9, kPcie4, kPcie4, 0.30, .75, .80, .85, kOverPcie},
-      {"RTX-2080", 8e9, 10.1e12, 40e12, 448e9, kPcie3, kPcie3, 0.15, .80, .70, .80, kOverPcie},
-      {"TITAN-RTX", 24e9, 16.3e12, 130e12, 672e9, kPcie3, kPcie3, 0.25, .80, .60, .80, kOverPcie},
-      {"XEON-CORE", 8e9, 170e9, 500e9, 25e9, 12e9, 25e9, 0.05, 1, 1, 1, 1},
+      // name, memory, f32, half, bf16, memory/s, inside, host, price; shares of f32, half, memory, inside
+      {"P100-16GB", 16e9, 9.3e12, 18.7e12, false, 732e9, kPcie3, kPcie3, 1.46, .85, .75, .75, kOverPcie},
+      {"V100-16GB", 16e9, 15.7e12, 125e12, false, 900e9, 150e9, kPcie3, 2.48, .88, .65, .85, kOverNvlink},
+      {"V100-32GB", 32e9, 15.7e12, 125e12, false, 900e9, 150e9, kPcie3, 3.06, .88, .65, .85, kOverNvlink},
+      {"T4", 16e9, 8.1e12, 65e12, false, 320e9, kPcie3, kPcie3, 0.35, .60, .40, .75, kOverPcie},
+      {"A100-40GB", 40e9, 19.5e12, 312e12, true, 1555e9, 300e9, kPcie4, 3.67, .90, .80, .86, kOverNvlink},
+      {"A100-80GB", 80e9, 19.5e12, 312e12, true, 2000e9, 300e9, kPcie4, 5.07, .90, .80, .86, kOverNvlink},
+      {"H100", 80e9, 67e12, 989e12, true, 3350e9, 450e9, kPcie5, 9.80, .80, .75, .86, kOverNvlink},
+      {"H200", 141e9, 67e12, 989e12, true, 4800e9, 450e9, kPcie5, 10.60, .80, .75, .86, kOverNvlink},
+      {"B200", 180e9, 80e12, 2250e12, true, 7670e9, 900e9, kPcie5, 14.24, .80, .72, .86, kOverNvlink},
+      {"L4", 24e9, 30.3e12, 121e12, true, 300e9, kPcie4, kPcie4, 0.71, .36, .60, .94, kOverPcie},
+      {"RTX-3090", 24e9, 35.6e12, 71e12, true, 936e9, kPcie4, kPcie4, 0.30, .75, .80, .85, kOverPcie},
+      {"RTX-2080", 8e9, 10.1e12, 40e12, false, 448e9, kPcie3, kPcie3, 0.15, .80, .70, .80, kOverPcie},
+      {"TITAN-RTX", 24e9, 16.3e12, 130e12, false, 672e9, kPcie3, kPcie3, 0.25, .80, .60, .80, kOverPcie},
+      {"XEON-CORE", 8e9, 170e9, 500e9, true, 25e9, 12e9, 25e9, 0.05, 1, 1, 1, 1},
   };
   return types;
 }
@@ -56,6 +56,7 @@ DeviceFigures figures_of(const DeviceType& t) {
   constexpr double kLaunch = 5e-6, kInside = 8e-6;  // a kernel, a collective inside a node
   return {.f32_flops_per_second = t.f32_peak * t.f32_share,
           .half_flops_per_second = t.half_peak * t.half_share,
+          .bf16_flops_per_second = t.bf16 ? t.half_peak * t.half_share : 0,
           .bytes_per_second = t.memory_peak * t.memory_share,
           .seconds_per_op = kLaunch,
           .host = {t.host_peak * kOverPcie, kInside},

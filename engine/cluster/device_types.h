@@ -10,10 +10,11 @@
 namespace whale {
 
 struct DeviceType {
-  const char* name;       // "V100-32GB"; without its memory where it is the first of that name: "V100"
-  double memory_bytes;    // as its maker counts: 10^9
-  double f32_peak;        // FLOP/s of products by the data sheet, dense; without tf32
-  double half_peak;       // bf16 or f16, with tensor cores where it has them
+  const char* name;     // "V100-32GB"; without its memory where it is the first of that name: "V100"
+  double memory_bytes;  // as its maker counts: 10^9
+  double f32_peak;      // FLOP/s of products by the data sheet, dense; without tf32
+  double half_peak;     // f16, and bf16 where it has that, with tensor cores where it has them
+  bool bf16;
   double memory_peak;     // bytes/s
   double inside_peak;     // bytes/s each way between devices of a node: NVLink, or PCIe
   double host_peak;       // bytes/s with its host's memory

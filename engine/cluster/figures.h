@@ -23,7 +23,8 @@ struct LinkRates {
 // is the profile's (cost/cost.h).
 struct DeviceFigures {
   double f32_flops_per_second = 0;   // achieved by large products
-  double half_flops_per_second = 0;  // the same in bf16 or f16; not known: as f32
+  double half_flops_per_second = 0;  // the same in f16; not known: as f32
+  double bf16_flops_per_second = 0;  // in bf16; not known, or not there: as f32
   double bytes_per_second = 0;       // of its memory
   double seconds_per_op = 0;
   LinkRates host = {};        // with the memory of its host
@@ -40,6 +41,7 @@ template <class F, class Visit>
 void each_figure_of_device(F&& f, Visit&& visit) {
   visit("f32_flops_per_second", f.f32_flops_per_second);
   visit("half_flops_per_second", f.half_flops_per_second);
+  visit("bf16_flops_per_second", f.bf16_flops_per_second);
   visit("bytes_per_second", f.bytes_per_second);
   visit("seconds_per_op", f.seconds_per_op);
   visit("host.bytes_per_second", f.host.bytes_per_second);
@@ -50,6 +52,6 @@ void each_figure_of_device(F&& f, Visit&& visit) {
   visit("network.latency_seconds", f.network.latency_seconds);
   visit("price_per_hour", f.price_per_hour);
 }
-inline constexpr size_t kFiguresOfDevice = 11;
+inline constexpr size_t kFiguresOfDevice = 12;
 
 }  // namespace whale

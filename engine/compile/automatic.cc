@@ -14,6 +14,7 @@
 #include "plan/figures.h"
 #include "search/thread_seconds.h"
 #include "simulate/simulate.h"
+#include "task/strategy.h"
 
 namespace whale {
 namespace {
@@ -23,19 +24,20 @@ struct Saving {
   const char* name;
   int zero;
   Recompute recompute;
-  bool offload;  // state in the host's memory
+  uint32_t offload;  // classes in the host's memory
 };
 constexpr Saving kSavings[] = {
-    {"", 0, Recompute::kNone, false},
-    {"zero 1", 1, Recompute::kNone, false},
-    {"recompute selective", 0, Recompute::kSelective, false},
-    {"zero 1, recompute selective", 1, Recompute::kSelective, false},
-    {"zero 2, recompute selective", 2, Recompute::kSelective, false},
-    {"recompute full", 0, Recompute::kFull, false},
-    {"zero 1, recompute full", 1, Recompute::kFull, false},
-    {"zero 2, recompute full", 2, Recompute::kFull, false},
-    {"zero 3, recompute full", 3, Recompute::kFull, false},
-    {"zero 3, recompute full, offload state", 3, Recompute::kFull, true},
+    {"", 0, Recompute::kNone, 0},
+    {"zero 1", 1, Recompute::kNone, 0},
+    {"recompute selective", 0, Recompute::kSelective, 0},
+    {"zero 1, recompute selective", 1, Recompute::kSelective, 0},
+    {"zero 2, recompute selective", 2, Recompute::kSelective, 0},
+    {"recompute full", 0, Recompute::kFull, 0},
+    {"zero 1, recompute full", 1, Recompute::kFull, 0},
+    {"zero 2, recompute full", 2, Recompute::kFull, 0},
+    {"zero 3, recompute full", 3, Recompute::kFull, 0},
+    {"zero 3, recompute full, offload state", 3, Recompute::kFull, kOffloadState},
+    {"zero 3, recompute full, offload all", 3, Recompute::kFull, kOffloadAll},
 };
 
 Ints divisors(int64_t n) {
@@ -76,6 +78,12 @@ class Search {
   }
 
   Found run() {
+    for (const Scope& scope : graph_.scopes)
+      if (scope.kind != ScopeKind::kRoot && scope.kind != ScopeKind::kName && scope.kind != ScopeKind::kCluster)
+        throw invalid(
+            "strategy auto looks for the strategy of a whole model; '{}' has annotations ({}), which it would not "
+            "change: plan by these without a strategy, or leave them out",
+            graph_.name, name_of(scope.kind));
     for (const Set& set : sets_of_devices()) shapes(set);
     // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
@@ -83,7 +91,8 @@ class Search {
     constexpr double kHopeless = 3;  // times as slow by counts as the best is by its estimate
     double best = std::numeric_limits<double>::infinity();
     for (const Shape& shape : shapes_) {
-      if (elapsed() > asked_.seconds || shape.rank > kHopeless * best) {
+      const bool found = std::ranges::any_of(out.list, [&](const Judged& j) { return allowed(j); });
+      if ((found && elapsed() > asked_.seconds) || shape.rank > kHopeless * best) {
         ++out.not_tried;
         continue;
       }
@@ -122,8 +131,39 @@ class Search {
       of_type[type_of(devices_[d])].push_back(all.devices.back());
     }
     std::vector<Set> out{all};
+    const auto add_set = [&](Set set) {
+      if (!set.devices.empty() && std::ranges::none_of(out, [&](const Set& s) { return s.devices == set.devices; }))
+        out.push_back(std::move(set));
+    };
+    // Of each type all, and its first nodes, halved again and again, and then of its first node the first devices: what
+    // a slow network costs may be more than what is behind it brings.
+    for (const auto& [type, list] : of_type) {
+      const std::string name = of_type.size() > 1 ? type + " alone" : "";
+      add_set({name, list});
+      std::vector<int> nodes;
+      for (const int32_t d : list)
+        if (const int node = devices_[static_cast<size_t>(d)].node; nodes.empty() || nodes.back() != node)
+          nodes.push_back(node);
+      for (size_t keep = nodes.size() / 2; keep > 0; keep /= 2) {
+        Set some{fmt::format("{} of {} nodes", keep, nodes.size()), {}};
+        for (const int32_t d : list)
+          if (devices_[static_cast<size_t>(d)].node <= nodes[keep - 1]) some.devices.push_back(d);
+        add_set(std::move(some));
+      }
+      size_t first = 0;
+      while (first < list.size() && devices_[static_cast<size_t>(list[first])].node == nodes[0]) ++first;
+      for (size_t keep = first; keep > 0; keep /= 2)
+        add_set({fmt::format("{} of {} devices", keep, devices_.size()),
+                 {list.begin(), list.begin() + static_cast<std::ptrdiff_t>(keep)}});
+    }
+    if (of_type.size() > 2)  // without one type
+      for (const auto& [type, list] : of_type) {
+        Set others{"without " + type, {}};
+        for (const int32_t d : all.devices)
+          if (type_of(devices_[static_cast<size_t>(d)]) != type) others.devices.push_back(d);
+        add_set(std::move(others));
+      }
     if (!are_unlike(devices_)) return out;
-    for (auto& [type, list] : of_type) out.push_back({type + " alone", std::move(list)});
     std::map<int, double> room;  // of a node, and how fast it is where rooms are alike
     for (const DeviceSpec& d : devices_)
       room[d.node] =
@@ -210,8 +250,9 @@ class Search {
   // that ways of a split add, of gradients, gathers of parameters that do not fit whole. For the order of looking.
   double likely_seconds(const Shape& shape, int64_t replicas, int64_t stages, int64_t split, int64_t parts) const {
     const std::vector<DeviceSpec> mine = of(devices_, shape.candidate.devices);
-    const bool half = is_half(options_.precision.value_or(graph_.training.precision));
-    const CostModel cost(mine, 1, options_.profile, half);
+    const Precision precision = options_.precision.value_or(graph_.training.precision);
+    const bool half = is_half(precision);
+    const CostModel cost(mine, 1, options_.profile, precision);
     int64_t memory = 0;
     double flops = 0;  // a second, of all
     for (const DeviceSpec& d : mine) {
@@ -243,7 +284,8 @@ class Search {
   double least_bytes(const Shape& shape, const Saving& saving, double copies) const {
     const auto replicas = static_cast<double>(shape.candidate.devices.size()) / shape.ways;
     double whole = saving.zero >= 3 ? 1 / replicas : 1;
-    whole += saving.offload ? 0 : (copies - 2) * (saving.zero >= 1 ? 1 / replicas : 1);
+    if ((saving.offload & kOffloadParameters) != 0) return 0;
+    whole += saving.offload != 0 ? 0 : (copies - 2) * (saving.zero >= 1 ? 1 / replicas : 1);
     return parameters_ / shape.ways * whole;
   }
 
@@ -260,7 +302,7 @@ class Search {
       PlanOptions& options = judged.candidate.options;
       options.zero = std::max(options.zero, shape.replicas ? saving.zero : 0);
       options.recompute = std::max(options.recompute, saving.recompute);
-      if (saving.offload) options.offload |= kOffloadState;
+      options.offload |= saving.offload;
       const bool dearer = &saving != &kSavings[0];
       if (dearer && before != nullptr && same(options, *before, shape)) continue;
       before = &saving;
@@ -269,6 +311,7 @@ class Search {
       if (memory > 0 && least > static_cast<double>(memory) && !last) {
         if (!best || static_cast<int64_t>(least) - memory < best->missing) {
           judged.bytes = static_cast<int64_t>(least), judged.missing = judged.bytes - memory;
+          judged.at_least = true;
           best = judged;
         }
         continue;
@@ -290,7 +333,7 @@ class Search {
   bool same(const PlanOptions& options, const Saving& before, const Shape& shape) const {
     return options.zero == std::max(options_.zero, shape.replicas ? before.zero : 0) &&
            options.recompute == std::max(options_.recompute, before.recompute) &&
-           ((options.offload & kOffloadState) != 0) == (before.offload || (options_.offload & kOffloadState) != 0);
+           options.offload == (options_.offload | before.offload);
   }
 
   void judge(Judged& j, const std::vector<DeviceSpec>& mine) const {
@@ -328,9 +371,9 @@ class Search {
   void simulate_best(Found& found) const {
     constexpr size_t kMostSteps = 2'000'000;
     double estimated = 0, walked = 0;
-    size_t left = asked_.simulated;
+    size_t walks = 0;
     for (Judged& j : found.list) {
-      if (left-- == 0 || !allowed(j)) break;
+      if (!allowed(j) || (++walks > asked_.simulated && elapsed() > asked_.seconds)) break;
       const std::vector<DeviceSpec> mine = of(devices_, j.candidate.devices);
       try {
         const Plan plan = compile(graph_, mine, options_of(j.candidate));
@@ -353,7 +396,8 @@ class Search {
     for (Judged& j : found.list) {
       if (&j == winner || !j.lost.empty()) continue;
       if (j.missing > 0)
-        j.lost = fmt::format("does not fit: {} are missing", bytes_text(static_cast<double>(j.missing)));
+        j.lost = fmt::format("does not fit: {}{} are missing", j.at_least ? "at least " : "",
+                             bytes_text(static_cast<double>(j.missing)));
       else if (j.price > asked_.most_price)
         j.lost = fmt::format("over the budget: {:.4g} a step", j.price);
       else if (too_slow(j))
@@ -383,7 +427,7 @@ std::string options_text(const Judged& j) {
   if (o.zero > 0) out.push_back(fmt::format("zero {}", o.zero));
   if (o.recompute != Recompute::kNone)
     out.emplace_back(o.recompute == Recompute::kFull ? "recompute full" : "recompute selective");
-  if ((o.offload & kOffloadState) != 0) out.emplace_back("offload state");
+  if (o.offload != 0) out.emplace_back(o.offload == kOffloadState ? "offload state" : "offload all");
   return fmt::format("{}", fmt::join(out, ", "));
 }
 
@@ -463,7 +507,9 @@ Json json_of(const Judged& j, const std::vector<DeviceSpec>& devices) {
           {"accumulation", j.candidate.accumulation},
           {"zero", o.zero},
           {"recompute", kPolicies[static_cast<size_t>(o.recompute)]},
-          {"offload", (o.offload & kOffloadState) != 0 ? "state" : ""},
+          {"offload", o.offload == 0               ? ""
+                      : o.offload == kOffloadState ? "state"
+                                                   : "state,gradients,parameters,activations"},
           {"devices", j.candidate.devices},
           {"all_devices", j.candidate.devices.size() == devices.size() && std::ranges::is_sorted(j.candidate.devices)},
           {"devices_text", to_string(of(devices, j.candidate.devices))},

@@ -25,6 +25,7 @@ struct Judged {
   double seconds = 0;      // of a step; 0: it was not planned that far
   bool simulated = false;  // seconds are the simulator's, not the estimate's
   int64_t bytes = 0;       // of the fullest device
+  bool at_least = false;   // bytes and missing: nobody planned that far
   int64_t missing = 0;     // bytes, on the device that lacks most; 0: it fits
   double price = 0;        // of a step, where devices have prices; 0: they have none
   std::string lost;        // why it is not the winner; empty: it is

@@ -65,7 +65,7 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
 Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price) {
   const std::vector<double>& state_shares = options.state_shares;
-  const CostModel cost(devices, memory_price, options.profile, is_half(source.training.precision));
+  const CostModel cost(devices, memory_price, options.profile, source.training.precision);
   Graph scoped = source;
   const auto deal = [&](const Graph& graph, TaskGraphs& formed) {
     const DealOptions dealt{.batch = batch_of(source),

@@ -54,17 +54,19 @@ LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sha
 
 }  // namespace
 
-CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile, bool of_half)
+CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const Profile& profile, Precision precision)
     : Profile(profile),
       memory_price(price),
       beside(std::none_of(devices.begin(), devices.end(), [](const auto& d) { return !traits(d.kind).overlaps; })),
-      half(of_half) {
+      half(is_half(precision)),
+      bf16(precision == Precision::kBFloat16),
+      unknown(profile.device) {
   freed_bytes_per_second /= memory_price;
   const Profile usual = *this;
   bool first = true, pairs = false;  // pairs: of a node
   for (size_t d = 0; d < devices.size(); ++d) {
     if (!devices[d].figures.known()) continue;
-    const DeviceRates mine = CostModel::rates_of(devices[d], half, usual);
+    const DeviceRates mine = rates_of(devices[d], half);
     device = first ? mine
                    : DeviceRates{std::min(device.flops_per_second, mine.flops_per_second),
                                  std::min(device.bytes_per_second, mine.bytes_per_second),
@@ -89,14 +91,13 @@ CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const
       std::max(bucket_bytes, static_cast<int64_t>(kLatencies * link.latency_seconds * link.bytes_per_second));
 }
 
-DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half) const { return rates_of(d, of_half, *this); }
-
-DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half, const Profile& usual) {
+DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half) const {
   const DeviceFigures& f = d.figures;
-  if (!f.known()) return usual.device;
-  return {of_half && f.half_flops_per_second > 0 ? f.half_flops_per_second : f.f32_flops_per_second,
-          f.bytes_per_second > 0 ? f.bytes_per_second : usual.device.bytes_per_second,
-          f.seconds_per_op > 0 ? f.seconds_per_op : usual.device.seconds_per_op};
+  if (!f.known()) return unknown;
+  const double halves = bf16 ? f.bf16_flops_per_second : f.half_flops_per_second;
+  return {of_half && halves > 0 ? halves : f.f32_flops_per_second,
+          f.bytes_per_second > 0 ? f.bytes_per_second : unknown.bytes_per_second,
+          f.seconds_per_op > 0 ? f.seconds_per_op : unknown.seconds_per_op};
 }
 
 LinkRates CostModel::host_of(const DeviceSpec& d) const {

@@ -81,13 +81,15 @@ Profile profile_of(const Attrs& attrs);
 
 // Made once for a plan, from its devices; every pass and report asks this one, or one that is made of the plan again.
 struct CostModel : Profile {
-  // `half`: products are of 16 bits. Where devices have figures of their own, `device` is the slowest of them, and
-  // `link` that inside a node, or between nodes of one device each.
-  CostModel(const std::vector<DeviceSpec>& devices, double memory_price, const Profile& profile, bool half = false);
+  // `precision`: of products. Where devices have figures of their own, `device` is the slowest of them, and `link` that
+  // inside a node, or between nodes of one device each.
+  CostModel(const std::vector<DeviceSpec>& devices, double memory_price, const Profile& profile,
+            Precision precision = Precision::kFloat32);
   double memory_price;  // 1, or how often cheaper a freed byte is bought since faster plans did not fit
   bool beside;          // devices have engines for communication; else it takes the time of their cores
 
-  bool half;  // products are of 16 bits
+  bool half, bf16;      // products are of 16 bits; of those with the exponents of f32
+  DeviceRates unknown;  // of a device that has no figures: the profile's
 
   DeviceRates rates_of(const DeviceSpec& device, bool of_half) const;
   DeviceRates rates_of(const DeviceSpec& device) const { return rates_of(device, half); }
@@ -96,9 +98,6 @@ struct CostModel : Profile {
   LinkRates between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing = 1) const;
 
   double held_seconds(double bytes) const { return bytes / freed_bytes_per_second; }  // what holding them is worth
-
- private:
-  static DeviceRates rates_of(const DeviceSpec& device, bool half, const Profile& usual);
 };
 
 OpCost operator+(const OpCost& a, const OpCost& b);

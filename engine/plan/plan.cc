@@ -53,6 +53,6 @@ bool Plan::has_variable(std::string_view name) const {
   return std::any_of(variables.begin(), variables.end(), [&](const PlanVariable& v) { return v.name == name; });
 }
 
-CostModel cost_of(const Plan& plan) { return {plan.devices, plan.memory_price, plan.profile, is_half(plan.precision)}; }
+CostModel cost_of(const Plan& plan) { return {plan.devices, plan.memory_price, plan.profile, plan.precision}; }
 
 }  // namespace whale

@@ -206,7 +206,8 @@ class Dealer {
           static_cast<size_t>(std::ranges::find(request.workers, static_cast<int32_t>(k)) - request.workers.begin());
       double seconds = 0;
       for (const Member& member : request.kinds[k].members) seconds = std::max(seconds, member.seconds(best.units[at]));
-      parts.push_back(fmt::format("{} gets {} in {}", request.kinds[k].name, best.units[at], seconds_text(seconds)));
+      parts.push_back(
+          fmt::format("{} gets {}, computed in {}", request.kinds[k].name, best.units[at], seconds_text(seconds)));
     }
     tasks_.notes.push_back(fmt::format("Axis '{}': of {} {} each {}; equal shares would take {}.", axis.name,
                                        request.units, of, fmt::join(parts, ", "), seconds_text(equal)));

@@ -41,6 +41,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
                                 int64_t virtual_stages, const CostModel& cost, bool keep_groups,
                                 const std::vector<DeviceRates>& rates) {
   const size_t n = ops.size();
+  // Messages of one micro-batch travel beside the work on others, where devices are known to have engines for it.
+  const bool beside = !rates.empty() && cost.beside;
   const StageKinds kinds =
       kinds_of(rates.empty() ? std::vector<DeviceRates>{cost.device} : rates, static_cast<size_t>(stages));
   // Seconds of the ops before, by kind of stage; `until`: by the fastest device for each op.
@@ -124,7 +126,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   const auto seconds_of = [&](size_t j, size_t k, size_t s) {         // of stage s, counted from 1
     const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
     const std::vector<double>& mine = by_kind[kinds.of_stage[s - 1]];
-    return mine[places[k].at] - mine[places[j].at] + link_seconds(crossing, 0, cost.link) + cost.held_seconds(crossing);
+    const double work = mine[places[k].at] - mine[places[j].at], travel = link_seconds(crossing, 0, cost.link);
+    return (beside ? std::max(work, travel) : work + travel) + cost.held_seconds(crossing);
   };
   // Even cuts give a bound: no stage of the best ones works longer alone.
   double bound = 0;
