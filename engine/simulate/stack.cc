@@ -1,11 +1,13 @@
 #include "simulate/stack.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <set>
 #include <unordered_map>
 
 #include "ops/op.h"
-#include "simulate/rates.h"
+#include "plan/communication.h"
 
 namespace whale {
 namespace {
@@ -14,41 +16,36 @@ namespace {
 // dropout, beside the products that make and read them.
 constexpr double kScorePasses = 4.5, kScorePassesBack = 5.5;
 
-class StackTimes {
+class Worker {
  public:
-  StackTimes(const Stack& stack, const Plan& plan, const Entry& entry)
-      : s_(stack), e_{plan, entry}, rates_(cost_of(plan), plan, entry) {}
+  Worker(const Plan& plan, const Entry& entry) : e_{plan, entry}, parts_(peers_of(e_).parts) {
+    for (const Group& group : plan.groups) sharing_.push_back(sharing_of(group));
+    for (const Link& link : entry.links) leaving_.push_back(leaving_of(link));
+  }
 
-  double of(const Instruction& i, int32_t device) {
-    auto& known = seconds_[device];
-    if (known.empty()) fill(known, device);
-    const auto at = known.find(&i);
-    return at == known.end() ? 0 : at->second;
+  StackWork of(const Instruction& i, int32_t device) const {
+    StackWork w;
+    switch (i.kind()) {
+      case InstructionKind::kSend: {
+        w.messages = 1;
+        const auto at = leaving_[static_cast<size_t>(i.link())].find(device);
+        const double sharing = at == leaving_[static_cast<size_t>(i.link())].end() ? 0 : at->second;
+        (sharing > 0 ? w.network_bytes : w.inside_bytes) = bytes(device, i.in) * std::max(sharing, 1.0);
+        break;
+      }
+      case InstructionKind::kCollective: of_collective(i, device, w); break;
+      case InstructionKind::kKernel:
+        w.issued = 1;
+        of_kernel(i, device, w);
+        break;
+      default: break;
+    }
+    return w;
   }
 
  private:
-  struct Work {
-    double device = 0, host = 0;
-  };
-
-  // A row's instructions, stretched where the host is slower than the device.
-  void fill(std::unordered_map<const Instruction*, double>& known, int32_t device) const {
-    for (const Segment& segment : e_.program(device).segments) {
-      Work all;
-      for (const Instruction& i : segment.instructions) {
-        const Work w = work_of(i, device);
-        known[&i] = w.device;
-        if (i.link() == kNone) all.device += w.device, all.host += w.host;
-      }
-      if (all.device <= 0 || all.host <= all.device) continue;
-      for (const Instruction& i : segment.instructions)
-        if (i.link() == kNone) known[&i] *= all.host / all.device;
-    }
-  }
-
-  const Buffer& buffer(int32_t device, BufferId b) const {
-    return e_.program(device).buffers[static_cast<size_t>(b)];
-  }
+  int node(int32_t device) const { return e_.plan.devices[static_cast<size_t>(device)].node; }
+  const Buffer& buffer(int32_t device, BufferId b) const { return e_.program(device).buffers[static_cast<size_t>(b)]; }
   double bytes(int32_t device, const BufferIds& list) const {
     double sum = 0;
     for (const BufferId b : list)
@@ -56,69 +53,157 @@ class StackTimes {
     return sum;
   }
 
-  Work work_of(const Instruction& i, int32_t device) const {
-    switch (i.kind()) {
-      case InstructionKind::kSend:
-        return {s_.message_seconds + link_seconds(bytes(device, i.in), 1, rates_.link(i.link(), device)), 0};
-      case InstructionKind::kCollective: return of_collective(i, device);
-      case InstructionKind::kKernel: return {of_kernel(i, device), s_.issue_seconds};
-      default: return {};
+  // Of each part: 0 inside a node; else how many parts go through the fullest of its nodes at once.
+  std::vector<double> sharing_of(const Group& group) const {
+    std::map<int, int> through;
+    std::vector<std::set<int>> nodes;
+    for (const auto& part : group.parts) {
+      nodes.emplace_back();
+      for (const int32_t d : part) nodes.back().insert(node(d));
+      if (nodes.back().size() > 1)
+        for (const int n : nodes.back()) ++through[n];
     }
+    std::vector<double> out;
+    for (const std::set<int>& list : nodes) {
+      int most = 0;
+      if (list.size() > 1)
+        for (const int n : list) most = std::max(most, through[n]);
+      out.push_back(most);
+    }
+    return out;
   }
 
-  Work of_collective(const Instruction& i, int32_t device) const {
+  // Of devices that send to another node: how many of theirs do.
+  std::map<int32_t, double> leaving_of(const Link& link) const {
+    std::map<int, std::set<int32_t>> senders;
+    for (const Transfer& t : link.transfers)
+      if (node(t.from) != node(t.to)) senders[node(t.from)].insert(t.from);
+    std::map<int32_t, double> out;
+    for (const auto& [_, list] : senders)
+      for (const int32_t d : list) out[d] = static_cast<double>(list.size());
+    return out;
+  }
+
+  void of_collective(const Instruction& i, int32_t device, StackWork& w) const {
     const auto& collective = *i.as<work::Collective>();
-    const int64_t n = rates_.members(collective.group, device);
-    if (n <= 1) return {};
-    const LinkRates link = rates_.group(collective.group, device).flow();
+    const auto g = static_cast<size_t>(collective.group);
+    const auto part = static_cast<size_t>(parts_[g][static_cast<size_t>(device)]);
+    const auto n = static_cast<double>(e_.plan.groups[g].parts[part].size());
+    if (n <= 1) return;
     const bool sum = collective.op == OpCode::k_all_reduce || collective.op == OpCode::k_adasum;
-    const double moved = sum ? all_reduce_seconds(bytes(device, i.in), n, link)
-                             : all_gather_seconds(std::max(bytes(device, i.in), bytes(device, i.out)), n, link);
-    return {s_.inside_latency + moved, s_.issue_seconds + static_cast<double>(n - 1) * s_.meeting_seconds};
+    const double whole = sum ? 2 * bytes(device, i.in) : std::max(bytes(device, i.in), bytes(device, i.out));
+    const double passed = whole * (n - 1) / n;
+    const double sharing = sharing_[g][part];
+    (sharing > 0 ? w.network_bytes : w.inside_bytes) = passed * std::max(sharing, 1.0);
+    w.collectives = w.issued = 1;
+    w.meetings = n - 1;
   }
 
-  double product(double flops, double elements, bool aligned) const {
-    return (flops + 2 * s_.product_edge * elements) / s_.product_flops * (aligned ? 1 : s_.unaligned);
+  static void add_product(double flops, double edges, bool odd, StackWork& w) {
+    (odd ? w.odd_flops : w.flops) += flops;
+    (odd ? w.odd_edges : w.edges) += edges;
   }
 
-  double of_kernel(const Instruction& i, int32_t device) const {
+  // Not fused: `products` of queries and keys for each head, all of them whole, and passes over the scores.
+  void of_attention(const Buffer& out, double products, double passes, StackWork& w) const {
+    const auto dim = [&](size_t d) { return static_cast<double>(out.dims[d]); };
+    const double heads = dim(0) * dim(2), seq = dim(1), features = dim(3);
+    const double scores = heads * seq * seq, flops = products * 2 * scores * features;
+    add_product(flops, flops * (2 / seq + 1 / features), false, w);
+    w.bytes += passes * scores * static_cast<double>(size_of(out.dtype));
+  }
+
+  void of_kernel(const Instruction& i, int32_t device, StackWork& w) const {
     static const OpCode attention = code_of("attention"), attention_grad = code_of("attention_grad");
-    static const OpCode product_op = code_of("matmul"), weight_grad = code_of("matmul_weight_grad");
+    static const OpCode product = code_of("matmul"), weight_grad = code_of("matmul_weight_grad");
     const OpCode op = i.kernel()->op;
-    if (op == attention) return of_attention(buffer(device, i.out[0]), 2, kScorePasses);
-    if (op == attention_grad) return of_attention(buffer(device, i.in[0]), 4, kScorePassesBack);
-    if (op != product_op && op != weight_grad) return i.bytes / s_.memory_bytes;
+    if (op == attention) return of_attention(buffer(device, i.out[0]), 2, kScorePasses, w);
+    if (op == attention_grad) return of_attention(buffer(device, i.in[0]), 4, kScorePassesBack, w);
+    if (op != product && op != weight_grad) {
+      w.bytes = i.bytes;
+      return;
+    }
+    // m x k by k x n: each of the three matrices has flops / 2 over the side that it lacks.
     double elements = 0;
-    bool aligned = true;
+    bool odd = false;
     for (const BufferId b : {i.in[0], i.in[1], i.out[0]}) {
       const Dims& dims = buffer(device, b).dims;
       double count = 1;
       for (const int64_t d : dims) count *= static_cast<double>(d);
       elements += count;
-      aligned = aligned && dims.back() % 8 == 0;
+      odd |= dims.back() % 8 != 0;
     }
-    return product(i.flops, elements, aligned);
+    add_product(i.flops, 2 * elements, odd, w);
   }
 
-  // Not fused: `products` of queries by keys for each head, all of them whole, and passes over the scores.
-  double of_attention(const Buffer& out, double products, double passes) const {
-    const auto dim = [&](size_t d) { return static_cast<double>(out.dims[d]); };
-    const double heads = dim(0) * dim(2), seq = dim(1), features = dim(3);
-    const double scores = heads * seq * seq;
-    return products * product(2 * scores * features, scores + 2 * heads * seq * features, true) +
-           passes * scores * static_cast<double>(size_of(out.dtype)) / s_.memory_bytes;
-  }
-
-  const Stack s_;
   const Entries e_;
-  const PlanRates rates_;
-  std::unordered_map<int32_t, std::unordered_map<const Instruction*, double>> seconds_;
+  const PartNumbers parts_;
+  std::vector<std::vector<double>> sharing_;        // [group][part]
+  std::vector<std::map<int32_t, double>> leaving_;  // [link]
+};
+
+// Of each instruction, stretched where the host is slower than the device.
+class Times {
+ public:
+  Times(const Stack& stack, const Plan& plan, const Entry& entry)
+      : stack_(stack), e_{plan, entry}, work_(work_of(plan, entry)) {}
+
+  double of(const Instruction& i, int32_t device) {
+    auto& known = seconds_[device];
+    if (known.empty()) fill(known, device);
+    return known.at(&i);
+  }
+
+ private:
+  using Seconds = std::unordered_map<const Instruction*, double>;
+  void fill(Seconds& known, int32_t device) const {
+    for (const Segment& segment : e_.program(device).segments) {
+      StackWork all;
+      for (const Instruction& i : segment.instructions) {
+        const StackWork w = work_(i, device);
+        known[&i] = w.device_seconds(stack_);
+        if (i.link() == kNone) all += w;
+      }
+      const double computed = all.device_seconds(stack_), issued = all.host_seconds(stack_);
+      if (computed <= 0 || issued <= computed) continue;
+      for (const Instruction& i : segment.instructions)
+        if (i.link() == kNone) known[&i] *= issued / computed;
+    }
+  }
+
+  const Stack stack_;
+  const Entries e_;
+  const WorkOf work_;
+  std::unordered_map<int32_t, Seconds> seconds_;
 };
 
 }  // namespace
 
+double StackWork::device_seconds(const Stack& s) const {
+  return (flops + s.product_edge * edges + s.odd_factor * (odd_flops + s.product_edge * odd_edges)) / s.product_flops +
+         bytes / s.memory_bytes + collectives * s.collective_seconds + inside_bytes / s.inside_bytes +
+         network_bytes / s.network_bytes + messages * s.message_seconds;
+}
+
+double StackWork::host_seconds(const Stack& s) const { return issued * s.issue_seconds + meetings * s.meeting_seconds; }
+
+StackWork& StackWork::operator+=(const StackWork& other) {
+  double add[11];
+  size_t k = 0;
+  each_work_of_stack(other, [&](const char*, double x) { add[k++] = x; });
+  k = 0;
+  each_work_of_stack(*this, [&](const char*, double& x) { x += add[k++]; });
+  return *this;
+}
+
+WorkOf work_of(const Plan& plan, const Entry& entry) {
+  return [worker = std::make_shared<Worker>(plan, entry)](const Instruction& i, int32_t device) {
+    return worker->of(i, device);
+  };
+}
+
 Duration seconds_by(const Stack& stack, const Plan& plan, const Entry& entry) {
-  return [times = std::make_shared<StackTimes>(stack, plan, entry)](const Instruction& i, int32_t device) {
+  return [times = std::make_shared<Times>(stack, plan, entry)](const Instruction& i, int32_t device) {
     return times->of(i, device);
   };
 }

@@ -108,7 +108,8 @@ class GptBuilder {
   TensorId dropped(TensorId x) { return op("dropout", {x}, {{"rate", kDropout}, {"key", ++keys_}}); }
 
   TensorId embed(TensorId tokens) {
-    const TensorId found = cut("vocabulary", "embedding", {parameter("tokens.weight", {s_.vocabulary, s_.hidden}), tokens});
+    const TensorId found =
+        cut("vocabulary", "embedding", {parameter("tokens.weight", {s_.vocabulary, s_.hidden}), tokens});
     return dropped(op("add", {found, parameter("positions.weight", {s_.sequence, s_.hidden})}));
   }
 
@@ -118,8 +119,8 @@ class GptBuilder {
     const int64_t b = s_.batch, t = s_.sequence, h = s_.hidden;
     TensorId a = linear(norm(x, name + ".norm1"), name + ".qkv", h, 3 * h, "columns");
     a = reshape(a, {b, t, 3 * s_.heads, h / s_.heads});
-    a = cut("heads", "attention", {a}, {{"causal", true}, {"kv_heads", s_.heads}, {"dropout", kDropout}, {"key", ++keys_}},
-           name + ".attention");
+    a = cut("heads", "attention", {a},
+            {{"causal", true}, {"kv_heads", s_.heads}, {"dropout", kDropout}, {"key", ++keys_}}, name + ".attention");
     x = op("add", {x, dropped(linear(reshape(a, {b, t, h}), name + ".out", h, h, "rows"))});
     TensorId f = op("gelu", {linear(norm(x, name + ".norm2"), name + ".up", h, 4 * h, "columns")});
     x = op("add", {x, dropped(linear(f, name + ".down", 4 * h, h, "rows"))});

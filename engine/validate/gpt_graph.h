@@ -11,10 +11,12 @@ namespace whale {
 
 struct GptSizes {
   int64_t layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, batch = 0;
+  friend bool operator==(const GptSizes&, const GptSizes&) = default;
 };
 struct GptCuts {
-  std::vector<int64_t> layers;  // of each stage; the first has the embedding too, the last the classifier
+  std::vector<int64_t> layers = {};  // of each stage; the first has the embedding too, the last the classifier
   int64_t replicas = 1, ways = 1, micro_batches = 1;
+  friend bool operator==(const GptCuts&, const GptCuts&) = default;
 };
 // Names of its blocks: "block0", ...
 Graph gpt_graph(const GptSizes& sizes, const GptCuts& cuts);

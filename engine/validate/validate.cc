@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "validate/csv.h"
+#include "validate/megatron.h"
 
 namespace whale {
 
@@ -14,7 +15,10 @@ bool has_columns(const std::string& path, const std::vector<std::string_view>& c
 }
 
 const std::vector<ValidateForm>& validate_forms() {
-  static const std::vector<ValidateForm> forms{};
+  static const std::vector<ValidateForm> forms{
+      {"megatron", is_megatron, validate_megatron},
+      {"megatron_work", [](const std::string&) { return false; }, work_of_megatron},
+  };
   return forms;
 }
 

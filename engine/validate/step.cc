@@ -1,0 +1,106 @@
+#include "validate/step.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "compile/compile.h"
+
+namespace whale {
+namespace {
+
+std::vector<DeviceSpec> devices_of(const StepRun& run) {
+  const int64_t d = run.cuts.replicas, t = run.cuts.ways, p = std::ssize(run.cuts.layers);
+  std::vector<DeviceSpec> out(static_cast<size_t>(d * p * t),
+                              parse_devices(std::string(run.device) + ":1", {}).front());
+  size_t at = 0;
+  for (int64_t replica = 0; replica < d; ++replica)
+    for (int64_t stage = 0; stage < p; ++stage)
+      for (int64_t way = 0; way < t; ++way)
+        out[at++].node = static_cast<int>(((stage * d + replica) * t + way) / run.devices_of_node);
+  return out;
+}
+
+bool of_block(const Plan& plan, const Instruction& i) {
+  for (ScopeId s = i.scope; s > 0 && static_cast<size_t>(s) < plan.scopes.size();
+       s = plan.scopes[static_cast<size_t>(s)].parent)
+    if (plan.scopes[static_cast<size_t>(s)].name.starts_with("block")) return true;
+  return false;
+}
+
+// Before a stage goes back, it computes its blocks again.
+void repeat_blocks(Plan& plan) {
+  for (Program& program : plan.entries[0].programs)
+    for (Segment& back : program.segments) {
+      if (!back.name.starts_with("backward.")) continue;
+      const std::string name = "forward." + back.name.substr(std::string_view("backward.").size());
+      const auto forward = std::ranges::find(program.segments, name, &Segment::name);
+      if (forward == program.segments.end()) throw internal("a stage of the plan has no forward pass");
+      std::vector<Instruction> again;
+      for (const Instruction& i : forward->instructions)
+        if (i.link() == kNone && i.queue == Queue::kCompute && of_block(plan, i))
+          again.push_back(i), again.back().waits.clear();
+      // Behind what comes from the next stage.
+      const auto first =
+          std::ranges::find_if(back.instructions, [](const Instruction& i) { return i.link() == kNone; });
+      const auto at = static_cast<int32_t>(first - back.instructions.begin());
+      back.instructions.insert(first, again.begin(), again.end());
+      for (Instruction& i : back.instructions)
+        for (Wait& w : i.waits)
+          if (w.index >= at) w.index += static_cast<int32_t>(again.size());
+    }
+}
+
+}  // namespace
+
+Plan plan_of(const StepRun& run) {
+  CompileOptions options;
+  options.overlap = false;
+  options.update = UpdateForm::kWhole;
+  options.matmul_chunks = 1;
+  options.bucket_bytes = int64_t{1} << 50;
+  options.gradient_dtype = options.accumulate_dtype = DType::kBF16;
+  options.verify_passes = false;
+  Plan plan = compile(gpt_graph(run.sizes, run.cuts), devices_of(run), options);
+  if (run.repeat_blocks) repeat_blocks(plan);
+  return plan;
+}
+
+double seconds_of(const Plan& plan, const Stack& stack) {
+  const Entry& entry = plan.entries[0];
+  return times_of(plan, entry, seconds_by(stack, plan, entry)).seconds;
+}
+
+Json work_json(const Plan& plan) {
+  const Entry& entry = plan.entries[0];
+  const WorkOf work = work_of(plan, entry);
+  Json classes = Json::array();
+  std::vector<bool> seen(entry.programs.size());
+  for (const DeviceRow& row : entry.rows) {
+    if (seen[static_cast<size_t>(row.program)]) continue;
+    seen[static_cast<size_t>(row.program)] = true;
+    const Program& p = entry.programs[static_cast<size_t>(row.program)];
+    Json segments = Json::array(), schedule = Json::array();
+    for (const Segment& s : p.segments) {
+      // Of links, of the rest, of what follows the commit.
+      StackWork sums[3];
+      bool committed = false;
+      for (const Instruction& i : s.instructions) {
+        committed |= i.kind() == InstructionKind::kCommit;
+        sums[i.link() != kNone ? 0 : committed ? 2 : 1] += work(i, row.device);
+      }
+      Json all = Json::array({s.name});
+      for (const StackWork& w : sums) {
+        Json numbers = Json::array();
+        each_work_of_stack(w, [&](const char*, double x) { numbers.push_back(x); });
+        all.push_back(std::move(numbers));
+      }
+      segments.push_back(std::move(all));
+    }
+    for (const ScheduleRow& r : p.schedule) schedule.push_back(r.segment);
+    classes.push_back({{"stage", row.mesh}, {"segments", std::move(segments)}, {"schedule", std::move(schedule)}});
+  }
+  return classes;
+}
+
+}  // namespace whale

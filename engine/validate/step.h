@@ -1,0 +1,31 @@
+// A measured training step of a GPT: the plan that the run had, and what the simulator says of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "plan/plan.h"
+#include "simulate/stack.h"
+#include "validate/gpt_graph.h"
+
+namespace whale {
+
+struct StepRun {
+  GptSizes sizes;
+  GptCuts cuts;
+  int64_t devices_of_node = 8;
+  const char* device = "A100-80GB";  // a type (cluster/device_types.h)
+  bool repeat_blocks = false;        // blocks are computed again, whole, in the backward pass
+  friend bool operator==(const StepRun&, const StepRun&) = default;
+};
+
+// As the run was: gradients are summed behind the backward pass, in 16 bits, nothing beside computation. Devices are
+// placed as Megatron-LM does: a split inside a node, then replicas, then stages.
+Plan plan_of(const StepRun& run);
+double seconds_of(const Plan& plan, const Stack& stack);
+
+// What there is to do on each class of devices, segment by segment, for who fits a stack (tools/fit/steps.py).
+Json work_json(const Plan& plan);
+
+}  // namespace whale
