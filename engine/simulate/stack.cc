@@ -157,18 +157,20 @@ class Times {
  private:
   using Seconds = std::unordered_map<const Instruction*, double>;
   void fill(Seconds& known, int32_t device) const {
-    for (const Segment& segment : e_.program(device).segments) {
-      StackWork all;
-      for (const Instruction& i : segment.instructions) {
-        const StackWork w = work_(i, device);
-        known[&i] = w.device_seconds(stack_);
-        if (i.link() == kNone) all += w;
+    for (const Segment& segment : e_.program(device).segments)
+      for (const StackRun& run : runs_of(e_.plan, segment)) {
+        StackWork all;
+        for (size_t k = run.begin; k < run.end; ++k) {
+          const Instruction& i = segment.instructions[k];
+          const StackWork w = work_(i, device);
+          known[&i] = w.device_seconds(stack_);
+          if (i.link() == kNone) all += w;
+        }
+        const double computed = all.device_seconds(stack_), issued = all.host_seconds(stack_);
+        if (!run.issued || computed <= 0 || issued <= computed) continue;
+        for (size_t k = run.begin; k < run.end; ++k)
+          if (const Instruction& i = segment.instructions[k]; i.link() == kNone) known[&i] *= issued / computed;
       }
-      const double computed = all.device_seconds(stack_), issued = all.host_seconds(stack_);
-      if (computed <= 0 || issued <= computed) continue;
-      for (const Instruction& i : segment.instructions)
-        if (i.link() == kNone) known[&i] *= issued / computed;
-    }
   }
 
   const Stack stack_;
@@ -194,6 +196,24 @@ StackWork& StackWork::operator+=(const StackWork& other) {
   k = 0;
   each_work_of_stack(*this, [&](const char*, double& x) { x += add[k++]; });
   return *this;
+}
+
+std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment) {
+  const auto block_of = [&](ScopeId s) {
+    ScopeId block = kNone;
+    for (; s > 0 && static_cast<size_t>(s) < plan.scopes.size(); s = plan.scopes[static_cast<size_t>(s)].parent)
+      if (plan.scopes[static_cast<size_t>(s)].kind == ScopeKind::kName) block = s;
+    return block == kNone ? std::string_view() : std::string_view(plan.scopes[static_cast<size_t>(block)].name);
+  };
+  const bool once = segment.name == "prologue" || segment.name == "epilogue";
+  std::vector<StackRun> out;
+  std::string_view block;
+  for (size_t k = 0; k < segment.instructions.size(); ++k) {
+    const std::string_view now = block_of(segment.instructions[k].scope);
+    if (out.empty() || now != block) out.push_back({k, k, !once});
+    block = now, out.back().end = k + 1;
+  }
+  return out;
 }
 
 WorkOf work_of(const Plan& plan, const Entry& entry) {

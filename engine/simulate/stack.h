@@ -72,7 +72,16 @@ void each_work_of_stack(W&& w, Visit&& visit) {
 using WorkOf = std::function<StackWork(const Instruction& instruction, int32_t device)>;
 WorkOf work_of(const Plan& plan, const Entry& entry);
 
-// A segment of a row takes what its device computes or what its host issues, whichever is longer.
+// Runs of a segment's instructions, [begin, end), that the host issues while the device is at them: of a block of the
+// model, as its outermost name scopes say, and between blocks. What is done once a step is issued for many tensors at
+// once, and takes the host nothing.
+struct StackRun {
+  size_t begin = 0, end = 0;
+  bool issued = true;
+};
+std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment);
+
+// A run takes what its device computes or what its host issues, whichever is longer.
 Duration seconds_by(const Stack& stack, const Plan& plan, const Entry& entry);
 
 }  // namespace whale

@@ -1,6 +1,7 @@
 #include "validate/step.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/error.h"
 #include "cluster/devices.h"
@@ -13,6 +14,7 @@ std::vector<DeviceSpec> devices_of(const StepRun& run) {
   const int64_t d = run.cuts.replicas, t = run.cuts.ways, p = std::ssize(run.cuts.layers);
   std::vector<DeviceSpec> out(static_cast<size_t>(d * p * t),
                               parse_devices(std::string(run.device) + ":1", {}).front());
+  for (DeviceSpec& device : out) device.memory_bytes = 0;  // it fitted
   size_t at = 0;
   for (int64_t replica = 0; replica < d; ++replica)
     for (int64_t stage = 0; stage < p; ++stage)
@@ -82,19 +84,29 @@ Json work_json(const Plan& plan) {
     const Program& p = entry.programs[static_cast<size_t>(row.program)];
     Json segments = Json::array(), schedule = Json::array();
     for (const Segment& s : p.segments) {
-      // Of links, of the rest, of what follows the commit.
-      StackWork sums[3];
+      // Sums of what is alike: [how, times, numbers]; how: 0 of links, 1 before the commit, 2 behind it.
+      std::vector<std::tuple<int, int64_t, std::vector<double>>> sums;
+      const auto add = [&](int how, const StackWork& w) {
+        std::vector<double> numbers;
+        each_work_of_stack(w, [&](const char*, double x) { numbers.push_back(x); });
+        for (auto& [h, times, known] : sums)
+          if (h == how && known == numbers) return static_cast<void>(++times);
+        sums.emplace_back(how, 1, std::move(numbers));
+      };
       bool committed = false;
-      for (const Instruction& i : s.instructions) {
-        committed |= i.kind() == InstructionKind::kCommit;
-        sums[i.link() != kNone ? 0 : committed ? 2 : 1] += work(i, row.device);
+      for (const StackRun& run : runs_of(plan, s)) {
+        StackWork links, rest;
+        for (size_t k = run.begin; k < run.end; ++k) {
+          const Instruction& i = s.instructions[k];
+          if (i.kind() == InstructionKind::kCommit) add(1, rest), rest = {}, committed = true;
+          StackWork w = work(i, row.device);
+          if (!run.issued) w.issued = w.meetings = 0;
+          (i.link() != kNone ? links : rest) += w;
+        }
+        add(0, links), add(committed ? 2 : 1, rest);
       }
       Json all = Json::array({s.name});
-      for (const StackWork& w : sums) {
-        Json numbers = Json::array();
-        each_work_of_stack(w, [&](const char*, double x) { numbers.push_back(x); });
-        all.push_back(std::move(numbers));
-      }
+      for (const auto& [how, times, numbers] : sums) all.push_back(Json::array({how, times, numbers}));
       segments.push_back(std::move(all));
     }
     for (const ScheduleRow& r : p.schedule) schedule.push_back(r.segment);
