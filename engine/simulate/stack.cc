@@ -1,6 +1,7 @@
 #include "simulate/stack.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -145,8 +146,10 @@ class Worker {
 // Of each instruction, stretched where the host is slower than the device.
 class Times {
  public:
-  Times(const Stack& stack, const Plan& plan, const Entry& entry)
-      : stack_(stack), e_{plan, entry}, work_(work_of(plan, entry)) {}
+  Times(const std::vector<Stack>& stacks, const Plan& plan, const Entry& entry)
+      : stacks_(stacks), e_{plan, entry}, work_(work_of(plan, entry)) {
+    for (const Stack& s : stacks) slowest_ = std::min(slowest_, s.network_bytes);
+  }
 
   double of(const Instruction& i, int32_t device) {
     auto& known = seconds_[device];
@@ -157,23 +160,27 @@ class Times {
  private:
   using Seconds = std::unordered_map<const Instruction*, double>;
   void fill(Seconds& known, int32_t device) const {
+    const Stack& mine = stacks_.size() == 1 ? stacks_[0] : stacks_[static_cast<size_t>(device)];
+    Stack network = mine;  // messages go to other nodes, which may have a slower one
+    network.network_bytes = slowest_;
     for (const Segment& segment : e_.program(device).segments)
       for (const StackRun& run : runs_of(e_.plan, segment)) {
         StackWork all;
         for (size_t k = run.begin; k < run.end; ++k) {
           const Instruction& i = segment.instructions[k];
           const StackWork w = work_(i, device);
-          known[&i] = w.device_seconds(stack_);
+          known[&i] = w.device_seconds(i.link() == kNone ? mine : network);
           if (i.link() == kNone) all += w;
         }
-        const double computed = all.device_seconds(stack_), issued = all.host_seconds(stack_);
+        const double computed = all.device_seconds(mine), issued = all.host_seconds(mine);
         if (!run.issued || computed <= 0 || issued <= computed) continue;
         for (size_t k = run.begin; k < run.end; ++k)
           if (const Instruction& i = segment.instructions[k]; i.link() == kNone) known[&i] *= issued / computed;
       }
   }
 
-  const Stack stack_;
+  const std::vector<Stack> stacks_;
+  double slowest_ = std::numeric_limits<double>::infinity();
   const Entries e_;
   const WorkOf work_;
   std::unordered_map<int32_t, Seconds> seconds_;
@@ -222,8 +229,8 @@ WorkOf work_of(const Plan& plan, const Entry& entry) {
   };
 }
 
-Duration seconds_by(const Stack& stack, const Plan& plan, const Entry& entry) {
-  return [times = std::make_shared<Times>(stack, plan, entry)](const Instruction& i, int32_t device) {
+Duration seconds_by(const std::vector<Stack>& stacks, const Plan& plan, const Entry& entry) {
+  return [times = std::make_shared<Times>(stacks, plan, entry)](const Instruction& i, int32_t device) {
     return times->of(i, device);
   };
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "simulate/simulate.h"
 
@@ -82,6 +83,7 @@ struct StackRun {
 std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment);
 
 // A run takes what its device computes or what its host issues, whichever is longer.
-Duration seconds_by(const Stack& stack, const Plan& plan, const Entry& entry);
+// `stacks`: of each device of the plan, or one for all.
+Duration seconds_by(const std::vector<Stack>& stacks, const Plan& plan, const Entry& entry);
 
 }  // namespace whale

@@ -65,6 +65,7 @@ Row row_of(const Csv& csv, size_t row) {
   c.replicas = d, c.ways = t;
   c.micro_batches = divides(d * count(kMicro), s.batch, "replicas of micro-batches of the batch");
   out.run.devices_of_node = kNode;
+  out.run.types = {"A100-80GB"};
   out.run.repeat_blocks = !one_node;
   out.seconds = csv.number(row, kTime) / 1e3;
   if (!(out.seconds > 0)) throw invalid("{}, row {}: column '{}' is 0, expected a time", csv.path, row + 1, kTime);
@@ -91,7 +92,9 @@ Json validate_megatron(const std::string& path, const ValidateOptions&) {
   Json list = Json::array();
   for (const Row& row : rows) {
     auto at = std::ranges::find(known, row.run, &std::pair<StepRun, double>::first);
-    if (at == known.end()) at = known.insert(known.end(), {row.run, seconds_of(plan_of(row.run), kStack)});
+    if (at == known.end())
+      at =
+          known.insert(known.end(), {row.run, seconds_of(plan_of(row.run), [](const std::string&) { return kStack; })});
     const GptCuts& c = row.run.cuts;
     errors.add({row.group, fmt::format("split {}", c.ways), fmt::format("pipeline {}", c.layers.size())}, at->second,
                row.seconds);

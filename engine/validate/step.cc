@@ -1,6 +1,7 @@
 #include "validate/step.h"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "base/error.h"
@@ -12,14 +13,18 @@ namespace {
 
 std::vector<DeviceSpec> devices_of(const StepRun& run) {
   const int64_t d = run.cuts.replicas, t = run.cuts.ways, p = std::ssize(run.cuts.layers);
-  std::vector<DeviceSpec> out(static_cast<size_t>(d * p * t),
-                              parse_devices(std::string(run.device) + ":1", {}).front());
-  for (DeviceSpec& device : out) device.memory_bytes = 0;  // it fitted
-  size_t at = 0;
+  std::vector<DeviceSpec> types, out;
+  for (const std::string& type : run.types) {
+    types.push_back(parse_devices(type + ":1", {}).front());
+    types.back().memory_bytes = 0;  // it fitted
+  }
   for (int64_t replica = 0; replica < d; ++replica)
     for (int64_t stage = 0; stage < p; ++stage)
-      for (int64_t way = 0; way < t; ++way)
-        out[at++].node = static_cast<int>(((stage * d + replica) * t + way) / run.devices_of_node);
+      for (int64_t way = 0; way < t; ++way) {
+        const int64_t node = ((stage * d + replica) * t + way) / run.devices_of_node;
+        out.push_back(types[static_cast<size_t>(std::min<int64_t>(node, std::ssize(types) - 1))]);
+        out.back().node = static_cast<int>(node);
+      }
   return out;
 }
 
@@ -68,19 +73,21 @@ Plan plan_of(const StepRun& run) {
   return plan;
 }
 
-double seconds_of(const Plan& plan, const Stack& stack) {
+double seconds_of(const Plan& plan, const std::function<Stack(const std::string& type)>& stack_of) {
   const Entry& entry = plan.entries[0];
-  return times_of(plan, entry, seconds_by(stack, plan, entry)).seconds;
+  std::vector<Stack> stacks;
+  for (const DeviceSpec& d : plan.devices) stacks.push_back(stack_of(d.type));
+  return times_of(plan, entry, seconds_by(stacks, plan, entry)).seconds;
 }
 
 Json work_json(const Plan& plan) {
   const Entry& entry = plan.entries[0];
   const WorkOf work = work_of(plan, entry);
   Json classes = Json::array();
-  std::vector<bool> seen(entry.programs.size());
+  std::set<std::pair<int32_t, std::string>> seen;
   for (const DeviceRow& row : entry.rows) {
-    if (seen[static_cast<size_t>(row.program)]) continue;
-    seen[static_cast<size_t>(row.program)] = true;
+    const std::string& type = plan.devices[static_cast<size_t>(row.device)].type;
+    if (!seen.emplace(row.program, type).second) continue;
     const Program& p = entry.programs[static_cast<size_t>(row.program)];
     Json segments = Json::array(), schedule = Json::array();
     for (const Segment& s : p.segments) {
@@ -110,7 +117,8 @@ Json work_json(const Plan& plan) {
       segments.push_back(std::move(all));
     }
     for (const ScheduleRow& r : p.schedule) schedule.push_back(r.segment);
-    classes.push_back({{"stage", row.mesh}, {"segments", std::move(segments)}, {"schedule", std::move(schedule)}});
+    classes.push_back(
+        {{"stage", row.mesh}, {"type", type}, {"segments", std::move(segments)}, {"schedule", std::move(schedule)}});
   }
   return classes;
 }

@@ -1,6 +1,7 @@
 // A measured training step of a GPT: the plan that the run had, and what the simulator says of it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,15 +16,16 @@ struct StepRun {
   GptSizes sizes;
   GptCuts cuts;
   int64_t devices_of_node = 8;
-  const char* device = "A100-80GB";  // a type (cluster/device_types.h)
-  bool repeat_blocks = false;        // blocks are computed again, whole, in the backward pass
+  std::vector<std::string> types = {};  // of the devices of each node (cluster/device_types.h); the last: of all others
+  bool repeat_blocks = false;           // blocks are computed again, whole, in the backward pass
   friend bool operator==(const StepRun&, const StepRun&) = default;
 };
 
 // As the run was: gradients are summed behind the backward pass, in 16 bits, nothing beside computation. Devices are
 // placed as Megatron-LM does: a split inside a node, then replicas, then stages.
 Plan plan_of(const StepRun& run);
-double seconds_of(const Plan& plan, const Stack& stack);
+// By the stack of each type of devices.
+double seconds_of(const Plan& plan, const std::function<Stack(const std::string& type)>& stack_of);
 
 // What there is to do on each class of devices, segment by segment, for who fits a stack (tools/fit/steps.py).
 Json work_json(const Plan& plan);

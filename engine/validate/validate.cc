@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "validate/amp.h"
 #include "validate/csv.h"
 #include "validate/megatron.h"
 
@@ -17,6 +18,8 @@ bool has_columns(const std::string& path, const std::vector<std::string_view>& c
 const std::vector<ValidateForm>& validate_forms() {
   static const std::vector<ValidateForm> forms{
       {"megatron", is_megatron, validate_megatron},
+      {"amp", is_amp, validate_amp},
+      {"amp_work", [](const std::string&) { return false; }, work_of_amp},
       {"megatron_work", [](const std::string&) { return false; }, work_of_megatron},
   };
   return forms;
