@@ -96,7 +96,7 @@ class Worker {
     const double passed = whole * (n - 1) / n;
     const double sharing = sharing_[g][part];
     (sharing > 0 ? w.network_bytes : w.inside_bytes) = passed * std::max(sharing, 1.0);
-    w.collectives = w.issued = 1;
+    w.collectives = 1;
     w.meetings = n - 1;
   }
 
@@ -173,7 +173,7 @@ class Times {
           if (i.link() == kNone) all += w;
         }
         const double computed = all.device_seconds(mine), issued = all.host_seconds(mine);
-        if (!run.issued || computed <= 0 || issued <= computed) continue;
+        if (!run.issued() || computed <= 0 || issued <= computed) continue;
         for (size_t k = run.begin; k < run.end; ++k)
           if (const Instruction& i = segment.instructions[k]; i.link() == kNone) known[&i] *= issued / computed;
       }
@@ -212,12 +212,20 @@ std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment) {
       if (plan.scopes[static_cast<size_t>(s)].kind == ScopeKind::kName) block = s;
     return block == kNone ? std::string_view() : std::string_view(plan.scopes[static_cast<size_t>(block)].name);
   };
-  const bool once = segment.name == "prologue" || segment.name == "epilogue";
+  // A step of one micro-batch is one segment.
+  const bool whole = segment.name == "step";
+  StepPart part = segment.name == "prologue"             ? StepPart::kPrologue
+                  : segment.name == "epilogue"           ? StepPart::kEpilogue
+                  : segment.name.starts_with("backward") ? StepPart::kBackward
+                                                         : StepPart::kForward;
   std::vector<StackRun> out;
   std::string_view block;
   for (size_t k = 0; k < segment.instructions.size(); ++k) {
-    const std::string_view now = block_of(segment.instructions[k].scope);
-    if (out.empty() || now != block) out.push_back({k, k, !once});
+    const Instruction& i = segment.instructions[k];
+    if (whole && (i.phase == Phase::kUpdate || i.kind() == InstructionKind::kVote)) part = StepPart::kEpilogue;
+    if (whole && i.phase == Phase::kBackward && part == StepPart::kForward) part = StepPart::kBackward;
+    const std::string_view now = block_of(i.scope);
+    if (out.empty() || now != block || out.back().part != part) out.push_back({part, k, k});
     block = now, out.back().end = k + 1;
   }
   return out;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "simulate/simulate.h"
@@ -76,9 +77,11 @@ WorkOf work_of(const Plan& plan, const Entry& entry);
 // Runs of a segment's instructions, [begin, end), that the host issues while the device is at them: of a block of the
 // model, as its outermost name scopes say, and between blocks. What is done once a step is issued for many tensors at
 // once, and takes the host nothing.
+enum class StepPart : uint8_t { kPrologue, kForward, kBackward, kEpilogue };
 struct StackRun {
+  StepPart part{};
   size_t begin = 0, end = 0;
-  bool issued = true;
+  bool issued() const { return part == StepPart::kForward || part == StepPart::kBackward; }
 };
 std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment);
 

@@ -1,6 +1,8 @@
 #include "validate/step.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -39,17 +41,22 @@ bool of_block(const Plan& plan, const Instruction& i) {
 void repeat_blocks(Plan& plan) {
   for (Program& program : plan.entries[0].programs)
     for (Segment& back : program.segments) {
-      if (!back.name.starts_with("backward.")) continue;
-      const std::string name = "forward." + back.name.substr(std::string_view("backward.").size());
-      const auto forward = std::ranges::find(program.segments, name, &Segment::name);
+      const bool whole = back.name == "step";  // of one micro-batch: forward and backward
+      if (!whole && !back.name.starts_with("backward.")) continue;
+      const std::string name = "forward." + back.name.substr(std::min(back.name.size(), size_t{9}));
+      const auto forward = whole ? program.segments.begin() + (&back - program.segments.data())
+                                 : std::ranges::find(program.segments, name, &Segment::name);
       if (forward == program.segments.end()) throw internal("a stage of the plan has no forward pass");
+      const auto goes_back = [](const Instruction& i) { return i.phase == Phase::kBackward; };
       std::vector<Instruction> again;
-      for (const Instruction& i : forward->instructions)
-        if (i.link() == kNone && i.queue == Queue::kCompute && of_block(plan, i))
-          again.push_back(i), again.back().waits.clear();
+      for (const Instruction& i : forward->instructions) {
+        if (i.link() != kNone || !of_block(plan, i) || goes_back(i)) continue;
+        again.push_back(i);
+        again.back().waits.clear(), again.back().phase = Phase::kBackward;
+      }
       // Behind what comes from the next stage.
-      const auto first =
-          std::ranges::find_if(back.instructions, [](const Instruction& i) { return i.link() == kNone; });
+      const auto first = std::ranges::find_if(
+          back.instructions, [&](const Instruction& i) { return i.link() == kNone && (!whole || goes_back(i)); });
       const auto at = static_cast<int32_t>(first - back.instructions.begin());
       back.instructions.insert(first, again.begin(), again.end());
       for (Instruction& i : back.instructions)
@@ -57,6 +64,28 @@ void repeat_blocks(Plan& plan) {
           if (w.index >= at) w.index += static_cast<int32_t>(again.size());
     }
 }
+
+// Sums of what is alike: [how, times, numbers]; how: 0 of links, 1 before the commit, 2 behind it.
+struct Parts {
+  std::vector<std::tuple<int, int64_t, std::vector<double>>> sums = {};
+
+  void add(int how, const StackWork& w) {
+    std::vector<double> numbers;
+    each_work_of_stack(w, [&](const char*, double x) { numbers.push_back(x); });
+    for (auto& [h, times, known] : sums)
+      if (h == how && known == numbers) {
+        ++times;
+        return;
+      }
+    sums.emplace_back(how, 1, std::move(numbers));
+  }
+  Json json(StepPart part) const {
+    constexpr const char* kNames[] = {"prologue", "forward", "backward", "epilogue"};
+    Json all = Json::array({kNames[static_cast<size_t>(part)]});
+    for (const auto& [how, times, numbers] : sums) all.push_back(Json::array({how, times, numbers}));
+    return all;
+  }
+};
 
 }  // namespace
 
@@ -90,33 +119,33 @@ Json work_json(const Plan& plan) {
     if (!seen.emplace(row.program, type).second) continue;
     const Program& p = entry.programs[static_cast<size_t>(row.program)];
     Json segments = Json::array(), schedule = Json::array();
-    for (const Segment& s : p.segments) {
-      // Sums of what is alike: [how, times, numbers]; how: 0 of links, 1 before the commit, 2 behind it.
-      std::vector<std::tuple<int, int64_t, std::vector<double>>> sums;
-      const auto add = [&](int how, const StackWork& w) {
-        std::vector<double> numbers;
-        each_work_of_stack(w, [&](const char*, double x) { numbers.push_back(x); });
-        for (auto& [h, times, known] : sums)
-          if (h == how && known == numbers) return static_cast<void>(++times);
-        sums.emplace_back(how, 1, std::move(numbers));
-      };
+    std::map<int32_t, std::vector<size_t>> parts;  // of a segment: its parts, which stand in `segments`
+    for (size_t k = 0; k < p.segments.size(); ++k) {
+      const Segment& s = p.segments[k];
+      std::optional<StepPart> last;
+      Parts sums;
       bool committed = false;
       for (const StackRun& run : runs_of(plan, s)) {
+        if (last && *last != run.part) {
+          parts[static_cast<int32_t>(k)].push_back(segments.size());
+          segments.push_back(sums.json(*last)), sums = {};
+        }
+        last = run.part;
         StackWork links, rest;
-        for (size_t k = run.begin; k < run.end; ++k) {
-          const Instruction& i = s.instructions[k];
-          if (i.kind() == InstructionKind::kCommit) add(1, rest), rest = {}, committed = true;
+        for (size_t n = run.begin; n < run.end; ++n) {
+          const Instruction& i = s.instructions[n];
+          if (i.kind() == InstructionKind::kCommit) sums.add(1, rest), rest = {}, committed = true;
           StackWork w = work(i, row.device);
-          if (!run.issued) w.issued = w.meetings = 0;
+          if (!run.issued()) w.issued = w.meetings = 0;
           (i.link() != kNone ? links : rest) += w;
         }
-        add(0, links), add(committed ? 2 : 1, rest);
+        sums.add(0, links), sums.add(committed ? 2 : 1, rest);
       }
-      Json all = Json::array({s.name});
-      for (const auto& [how, times, numbers] : sums) all.push_back(Json::array({how, times, numbers}));
-      segments.push_back(std::move(all));
+      parts[static_cast<int32_t>(k)].push_back(segments.size());
+      segments.push_back(sums.json(last.value_or(StepPart::kPrologue)));
     }
-    for (const ScheduleRow& r : p.schedule) schedule.push_back(r.segment);
+    for (const ScheduleRow& r : p.schedule)
+      for (const size_t part : parts[r.segment]) schedule.push_back(part);
     classes.push_back(
         {{"stage", row.mesh}, {"type", type}, {"segments", std::move(segments)}, {"schedule", std::move(schedule)}});
   }
