@@ -222,8 +222,11 @@ std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment) {
   std::string_view block;
   for (size_t k = 0; k < segment.instructions.size(); ++k) {
     const Instruction& i = segment.instructions[k];
-    if (whole && (i.phase == Phase::kUpdate || i.kind() == InstructionKind::kVote)) part = StepPart::kEpilogue;
-    if (whole && i.phase == Phase::kBackward && part == StepPart::kForward) part = StepPart::kBackward;
+    const bool sent = k > 0 && segment.instructions[k - 1].kind() == InstructionKind::kSend;
+    if (whole && part == StepPart::kForward && i.phase == Phase::kBackward)
+      part = StepPart::kBackward;
+    else if (whole && part == StepPart::kBackward && (i.phase == Phase::kUpdate || sent))
+      part = StepPart::kEpilogue;
     const std::string_view now = block_of(i.scope);
     if (out.empty() || now != block || out.back().part != part) out.push_back({part, k, k});
     block = now, out.back().end = k + 1;

@@ -32,21 +32,23 @@ class Megatron:
 
 
 class Amp:
-    # Links as the runs' scripts name them, times a share that is achieved.
-    start = {"t4_flops": 12e12, "v100_flops": 50e12, "t4_memory": 240e9, "v100_memory": 700e9, "product_edge": 200,
-             "issue_seconds": 150e-6, "meeting_seconds": 100e-6, "collective_seconds": 100e-6, "share_of_links": 0.8,
+    # Links as the runs' scripts name them, times a share that is achieved inside nodes and between them.
+    start = {"t4_flops": 20e12, "v100_flops": 50e12, "t4_memory": 200e9, "v100_memory": 700e9, "t4_issue": 250e-6,
+             "v100_issue": 250e-6, "meeting_seconds": 50e-6, "share_inside": 0.7, "share_between": 0.7,
              "message_seconds": 1e-3}
     outputs = {"T4": "amp_t4_fitted.inc", "V100-16GB": "amp_v100_fitted.inc"}
 
     @staticmethod
     def stacks(c):
-        same = {n: c[n] for n in ("product_edge", "issue_seconds", "meeting_seconds", "collective_seconds",
-                                  "message_seconds")} | {"odd_factor": 1}
-        share = c["share_of_links"]
+        same = {"product_edge": 200, "odd_factor": 1, "collective_seconds": 50e-6,
+                "meeting_seconds": c["meeting_seconds"], "message_seconds": c["message_seconds"]}
+        inside, between = c["share_inside"], c["share_between"]
         return {"T4": same | {"product_flops": c["t4_flops"], "memory_bytes": c["t4_memory"],
-                              "inside_bytes": share * 50e9 / 8, "network_bytes": share * 50e9 / 8},
+                              "issue_seconds": c["t4_issue"], "inside_bytes": inside * 50e9 / 8,
+                              "network_bytes": between * 50e9 / 8},
                 "V100-16GB": same | {"product_flops": c["v100_flops"], "memory_bytes": c["v100_memory"],
-                                     "inside_bytes": share * 170e9 / 8, "network_bytes": share * 10e9 / 8}}
+                                     "issue_seconds": c["v100_issue"], "inside_bytes": inside * 170e9 / 8,
+                                     "network_bytes": between * 10e9 / 8}}
 
 
 FORMS = {"megatron": Megatron, "amp": Amp}
