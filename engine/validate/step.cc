@@ -95,7 +95,10 @@ Plan plan_of(const StepRun& run) {
   options.update = UpdateForm::kWhole;
   options.matmul_chunks = 1;
   options.bucket_bytes = int64_t{1} << 50;
-  options.gradient_dtype = options.accumulate_dtype = DType::kBF16;
+  if (run.half)
+    options.gradient_dtype = options.accumulate_dtype = DType::kBF16;
+  else
+    options.precision = Precision::kFloat32;
   options.verify_passes = false;
   Plan plan = compile(gpt_graph(run.sizes, run.cuts), devices_of(run), options);
   if (run.repeat_blocks) repeat_blocks(plan);

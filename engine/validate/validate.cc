@@ -6,6 +6,7 @@
 #include "validate/amp.h"
 #include "validate/csv.h"
 #include "validate/megatron.h"
+#include "validate/sailor.h"
 
 namespace whale {
 
@@ -20,6 +21,7 @@ const std::vector<ValidateForm>& validate_forms() {
       {"megatron", is_megatron, validate_megatron},
       {"amp", is_amp, validate_amp},
       {"amp_work", [](const std::string&) { return false; }, work_of_amp},
+      {"sailor", is_sailor, validate_sailor},
       {"megatron_work", [](const std::string&) { return false; }, work_of_megatron},
   };
   return forms;
