@@ -21,9 +21,12 @@ const std::vector<std::string_view> kColumns{
     "model", "pp", "dp", "tp", "micro_batch", "global_batch", "step_s", "layers_per_stage", "devices_stage_replica"};
 
 // Fitted to the rows of GH200, by hand: a parameter for each effect that layer times do not have.
-constexpr double kNetworkBytes = 22e9;  // bytes/s of a node
+constexpr double kMessageBytes = 14e9;  // bytes/s of a node, of messages between stages
+constexpr double kRingBytes = 50e9;     // the same of a ring, which uses all of its links
 constexpr double kHookSeconds = 40e-6;  // that the hooks which timed a layer added to a pass of it
-constexpr double kEdgeBytes = 1.0e9;    // the same of the mixed nodes: 10 Gb/s, as they are named, not fitted
+// Between the mixed nodes, from Sailor's own tables (multizone_bandwidths_het.json), not fitted: 1 Gb/s where one end
+// is a node of RTX-3090, else 25.
+constexpr double kSlowBytes = 0.115e9, kFastBytes = 2.86e9;
 
 constexpr int64_t kEnds = 2;  // entries of `layers_per_stage` that are no blocks: the embedding and the classifier
 
@@ -69,6 +72,7 @@ struct Row {
   std::string group;
   double seconds = 0;
   std::vector<std::vector<std::array<double, 3>>> of;  // [stage][replica]: seconds of forward, backward, update
+  std::vector<std::vector<bool>> slow;                 // [stage][replica]: a node with a slow network
   bool mixed = false;
 };
 
@@ -109,12 +113,13 @@ Row row_of(const Csv& csv, size_t row, const LayerTimes& layers) {
     const std::vector<std::string> replicas = split(stages[k], '+');
     if (std::ssize(replicas) != d)
       throw bad("devices_stage_replica", fmt::format("{} replicas a stage, joined by +", d));
-    out.of.emplace_back();
+    out.of.emplace_back(), out.slow.emplace_back();
     for (const std::string& replica : replicas) {
       const std::string gpu = replica.substr(0, replica.rfind('x'));
       const auto type = kGpus.find(gpu);
       if (type == kGpus.end()) throw bad("devices_stage_replica", "GH-96, RTX-3090, RTX-2080, Titan-RTX");
       out.run.types.push_back(type->second);
+      out.slow.back().push_back(gpu == "RTX-3090");
       out.mixed |= gpu != "GH-96";
       std::array<double, 3> sum{};
       for (int64_t l = from; l < from + n; ++l) {
@@ -147,7 +152,15 @@ Duration seconds_by(const Row& row, const Plan& plan) {
   const Entry& entry = plan.entries[0];
   const WorkOf work = work_of(plan, entry);
   const Stack stack;
-  const double network = row.mixed ? kEdgeBytes : kNetworkBytes;
+  // Of messages of a replica, and of the sum of a stage.
+  const auto slow = [&](size_t stage, size_t replica) { return row.slow[stage][replica]; };
+  const auto rate = [&](bool message, size_t stage, size_t replica) {
+    if (!row.mixed) return message ? kMessageBytes : kRingBytes;
+    bool any = false;
+    for (size_t k = 0; message && k < row.slow.size(); ++k) any |= slow(k, replica);
+    for (size_t r = 0; !message && r < row.slow[stage].size(); ++r) any |= slow(stage, r);
+    return any ? kSlowBytes : kFastBytes;
+  };
   for (const DeviceRow& device : entry.rows) {
     const auto stage = static_cast<size_t>(device.mesh), replica = static_cast<size_t>(device.coordinates[0]);
     const std::array<double, 3>& seconds = row.of[stage][replica];
@@ -169,7 +182,7 @@ Duration seconds_by(const Row& row, const Plan& plan) {
           double& at = (*known)[{device.device, &i}];
           const auto part = static_cast<size_t>(run.part);
           if (!own(i, run.part))
-            at = (w.network_bytes + w.inside_bytes) / network;
+            at = (w.network_bytes + w.inside_bytes) / rate(i.link() != kNone, stage, replica);
           else if (run.part != StepPart::kPrologue && sums[part] > 0)
             at = w.device_seconds(stack) / sums[part] * seconds[part - 1];
         }
