@@ -19,6 +19,7 @@ std::vector<DeviceSpec> devices_of(const StepRun& run) {
   for (const std::string& type : run.types) {
     types.push_back(parse_devices(type + ":1", {}).front());
     types.back().memory_bytes = 0;  // it fitted
+    if (run.inside.bytes_per_second > 0) types.back().figures.inside = run.inside;
   }
   for (int64_t replica = 0; replica < d; ++replica)
     for (int64_t stage = 0; stage < p; ++stage)

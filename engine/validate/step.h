@@ -17,6 +17,7 @@ struct StepRun {
   GptCuts cuts;
   int64_t devices_of_node = 8;
   std::vector<std::string> types = {};  // of the devices of each node (cluster/device_types.h); the last: of all others
+  LinkRates inside = {};                // that the plan is made for, between devices of a node; 0: of their types
   bool half = true;                     // bf16 with f32 parameters, sums of gradients in 16 bits; else all in f32
   bool repeat_blocks = false;           // blocks are computed again, whole, in the backward pass
   friend bool operator==(const StepRun&, const StepRun&) = default;

@@ -150,6 +150,34 @@ TEST_CASE("steps: rows that were measured") {
   CHECK(amp["groups"]["homogeneous"]["regret"].get<double>() == doctest::Approx(1));
 }
 
+TEST_CASE("steps: a step of layers whose times are known takes what they say") {
+  const auto folder = std::filesystem::temp_directory_path() / ("whale-sailor-" + random_id());
+  std::filesystem::create_directory(folder);
+  {
+    std::ofstream layers(folder / "layer_times.csv");
+    layers << "model,gpu,micro_batch,tp,layer,fwd_s,bwd_s,update_s\n";
+    for (int l = 0; l < 26; ++l) layers << "OPT-350,GH-96,1,1," << l << ",0.01,0.02,0.003\n";
+  }
+  const std::string columns = "model,pp,dp,tp,micro_batch,global_batch,step_s,layers_per_stage,devices_stage_replica\n";
+  const auto of = [&](const std::string& row) {
+    const File file(columns + row);
+    return validate(file.path(), {.form = {}, .profiles = folder.string()});
+  };
+  const Json one = of("OPT-350,1,1,1,1,2,1.6,26,GH-96x1\n");
+  CHECK(one["form"] == "sailor");
+  constexpr double kHooks = 40e-6;  // a pass of a layer, in its times
+  CHECK(one["steps"][0]["predicted_s"].get<double>() ==
+        doctest::Approx(2 * 26 * (0.03 - 2 * kHooks) + 26 * 0.003).epsilon(1e-6));
+  const auto message = [&](const std::string& row) { return message_of([&] { of(row); }, {Code::kInvalidArgument}); };
+  CHECK(has(message("GPT-5,1,1,1,1,2,1.6,26,GH-96x1\n"), "expected OPT-350 or GPT-Neo-2.7"));
+  CHECK(has(message("OPT-350,1,1,1,1,2,1.6,25,GH-96x1\n"), "expected 26 layers together"));
+  CHECK(has(message("OPT-350,1,1,1,2,2,1.6,26,GH-96x1\n"), "there are no times of layer 0"));
+  CHECK(has(message("OPT-350,1,2,1,1,2,1.6,26,GH-96x1\n"), "expected 2 replicas a stage"));
+  CHECK(has(message("OPT-350,1,1,1,1,2,1.6,26,TPUx1\n"), "expected GH-96"));
+  CHECK(has(message("OPT-350,2,1,1,1,2,1.6,26,GH-96x1\n"), "expected 2 numbers"));
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("steps: ranks") {
   CHECK(spearman_of({1, 2, 3}, {10, 20, 30}) == doctest::Approx(1));
   CHECK(spearman_of({3, 2, 1}, {10, 20, 30}) == doctest::Approx(-1));
