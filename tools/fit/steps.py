@@ -21,6 +21,7 @@ FIGURES = ["product_flops", "product_edge", "odd_factor", "memory_bytes", "issue
 
 # Of each form: the constants with where a fit begins, and the stack of each type of devices that they make.
 class Megatron:
+    prior = 0.002  # of the mean error, for a constant that is e times its start
     start = {"product_flops": 270e12, "product_edge": 200, "odd_factor": 3, "memory_bytes": 1300e9,
              "issue_seconds": 75e-6, "meeting_seconds": 50e-6, "collective_seconds": 50e-6, "inside_bytes": 230e9,
              "network_bytes": 100e9, "message_seconds": 200e-6}
@@ -32,6 +33,7 @@ class Megatron:
 
 
 class Amp:
+    prior = 0.02  # few rows
     # Links as the runs' scripts name them, times a share that is achieved inside nodes and between them.
     start = {"t4_flops": 20e12, "v100_flops": 50e12, "t4_memory": 200e9, "v100_memory": 700e9, "t4_issue": 250e-6,
              "v100_issue": 250e-6, "meeting_seconds": 50e-6, "share_inside": 0.7, "share_between": 0.7,
@@ -169,9 +171,6 @@ def errors(rows, x):
     return np.array([r.seconds(stacks) / r.measured - 1 for r in rows])
 
 
-PRIOR = 0.002  # of the mean error, for a constant that is e times its start
-
-
 def fit(groups, steps=40, x=None):
     """Least absolute errors, each group of rows with the same weight: Gauss-Newton on reweighted squares. Constants are
     held near the start, weakly: what the rows do not tell apart keeps its physical size."""
@@ -181,13 +180,13 @@ def fit(groups, steps=40, x=None):
     weight = np.concatenate([np.full(len(g), 1 / len(g)) for g in groups])
     if FORM is Megatron:
         weight[:len(groups[0])] *= 2  # the rows of one node are fifteen times as many
-    cost = lambda e, z: (weight * abs(e)).sum() + PRIOR * ((z - start) ** 2).sum()
+    cost = lambda e, z: (weight * abs(e)).sum() + FORM.prior * ((z - start) ** 2).sum()
     e, damping = errors(rows, np.exp(z)), 1e-3
     for _ in range(steps):
         jacobian = np.array([(errors(rows, np.exp(z + 1e-4 * unit)) - e) / 1e-4 for unit in np.eye(len(z))]).T
         w = weight / np.maximum(abs(e), 0.02)
-        hessian = jacobian.T @ (jacobian * w[:, None]) + 2 * PRIOR * np.eye(len(z))
-        gradient = jacobian.T @ (w * e) + 2 * PRIOR * (z - start)
+        hessian = jacobian.T @ (jacobian * w[:, None]) + 2 * FORM.prior * np.eye(len(z))
+        gradient = jacobian.T @ (w * e) + 2 * FORM.prior * (z - start)
         gain = 0
         for _ in range(7):
             step = np.clip(np.linalg.solve(hessian + damping * np.diag(np.diag(hessian) + 1e-9), -gradient), -0.7, 0.7)
