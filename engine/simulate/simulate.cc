@@ -99,4 +99,13 @@ std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t m
   return times;
 }
 
+StepTimes times_of(const Plan& plan, const Entry& entry, const Duration& duration) {
+  const Entries e{plan, entry};
+  const EntryPeers peers = peers_of(e);
+  StepTimes times{.classes = classes_alike(e, peers, kinds_of(e))};
+  times.events = events_of(e, peers, times.classes, duration);
+  times.seconds = makespan(times.events);
+  return times;
+}
+
 }  // namespace whale

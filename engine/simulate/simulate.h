@@ -41,5 +41,7 @@ struct StepTimes {
 };
 // Nothing where the classes together walk more than `most` instructions.
 std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t most);
+// By another measure of instructions, which gives equal times to devices that are alike.
+StepTimes times_of(const Plan& plan, const Entry& entry, const Duration& duration);
 
 }  // namespace whale

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "validate/amp.h"
 #include "validate/csv.h"
 #include "validate/gpu_forms.h"
 #include "validate/planners.h"
+#include "validate/megatron.h"
+#include "validate/sailor.h"
 
 namespace whale {
 
@@ -22,6 +25,11 @@ const std::vector<ValidateForm>& validate_forms() {
       {"models", is_models, validate_models},
       {"planners", is_planners, validate_planners},
       {"partition", is_partition, validate_partition},
+      {"megatron", is_megatron, validate_megatron},
+      {"amp", is_amp, validate_amp},
+      {"amp_work", [](const std::string&) { return false; }, work_of_amp},
+      {"sailor", is_sailor, validate_sailor},
+      {"megatron_work", [](const std::string&) { return false; }, work_of_megatron},
   };
   return forms;
 }
