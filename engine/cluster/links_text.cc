@@ -33,7 +33,8 @@ double read(std::string_view text, const Unit (&units)[N], double least, double 
 
 // Exactly, in the usual units where these say it.
 std::string text_of(const LinkRates& rates) {
-  const std::string usual = fmt::format("{}Gb/s@{}us", rates.bytes_per_second * 8 / 1e9, rates.latency_seconds * 1e6);
+  const std::string usual =
+      fmt::format("{:.6g}Gb/s@{:.6g}us", rates.bytes_per_second * 8 / 1e9, rates.latency_seconds * 1e6);
   if (rates.latency_seconds > 0 && parse_rate(usual) == rates) return usual;
   return fmt::format("{}B/s@{}s", rates.bytes_per_second, rates.latency_seconds);
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/text.h"
 #include "cluster/device_types.h"
 
 namespace whale {
@@ -46,6 +48,11 @@ std::optional<std::string> list_of_preset(std::string_view packed) {
   for (size_t at = 0; at <= packed.size();) {
     const size_t plus = std::min(packed.find('+', at), packed.size());
     const std::optional<std::string> node = node_of(packed.substr(at, plus - at));
+    if (!node && !out.empty())
+      throw invalid(
+          "device list: '{}' stands beside NxTYPE and is none: expected such as 8xV100-32GB, of the types of "
+          "docs/clusters.md",
+          brief(packed.substr(at, plus - at), 40));
     if (!node) return std::nullopt;
     out += (out.empty() ? "" : "|") + *node;
     at = plus + 1;

@@ -1,6 +1,7 @@
 #include "compile/automatic.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -47,7 +48,21 @@ Ints divisors(int64_t n) {
   return out;
 }
 
-std::string type_of(const DeviceSpec& d) { return d.type.empty() ? to_string(d) : d.type; }
+// The type of each device; those of one name with other figures are another.
+std::vector<std::string> types_of(const std::vector<DeviceSpec>& devices) {
+  std::map<std::string, std::vector<const DeviceSpec*>> known;
+  std::vector<std::string> out;
+  for (const DeviceSpec& d : devices) {
+    const std::string name = d.type.empty() ? name_of(d.kind) : d.type;
+    auto& list = known[name];
+    const auto at = std::ranges::find_if(
+        list, [&](const DeviceSpec* k) { return k->figures == d.figures && k->memory_bytes == d.memory_bytes; });
+    const auto number = at - list.begin();
+    if (at == list.end()) list.push_back(&d);
+    out.push_back(number == 0 ? name : fmt::format("{} ({})", name, number + 1));
+  }
+  return out;
+}
 
 std::vector<DeviceSpec> of(const std::vector<DeviceSpec>& devices, const std::vector<int32_t>& chosen) {
   std::vector<DeviceSpec> out;
@@ -84,11 +99,16 @@ class Search {
             "strategy auto looks for the strategy of a whole model; '{}' has annotations ({}), which it would not "
             "change: plan by these without a strategy, or leave them out",
             graph_.name, name_of(scope.kind));
+    const bool priced = std::ranges::any_of(devices_, [](const DeviceSpec& d) { return d.figures.price_per_hour > 0; });
+    if (!priced && (asked_.objective == Objective::kPrice || std::isfinite(asked_.most_price)))
+      throw invalid(
+          "strategy auto is to go by the price of a step, and no device of this cluster has one: give "
+          "price_per_hour in a cluster file (docs/clusters.md), or device types");
     for (const Set& set : sets_of_devices()) shapes(set);
     // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
     Found out{.list = {}, .batch = batch_};
-    constexpr double kHopeless = 3;  // times as slow by counts as the best is by its estimate
+    constexpr double kHopeless = 6;  // times as slow by counts as the best is by its estimate
     double best = std::numeric_limits<double>::infinity();
     for (const Shape& shape : shapes_) {
       const bool found = std::ranges::any_of(out.list, [&](const Judged& j) { return allowed(j); });
@@ -124,11 +144,12 @@ class Search {
   // All of them; where they are unlike, also those of each type alone, and all with the nodes of much memory first
   // (Jia et al., 2022, section 3.3.2), or last.
   std::vector<Set> sets_of_devices() const {
+    const std::vector<std::string> types = types_of(devices_);
     Set all;
     std::map<std::string, std::vector<int32_t>> of_type;
     for (size_t d = 0; d < devices_.size(); ++d) {
       all.devices.push_back(static_cast<int32_t>(d));
-      of_type[type_of(devices_[d])].push_back(all.devices.back());
+      of_type[types[d]].push_back(all.devices.back());
     }
     std::vector<Set> out{all};
     const auto add_set = [&](Set set) {
@@ -160,7 +181,7 @@ class Search {
       for (const auto& [type, list] : of_type) {
         Set others{"without " + type, {}};
         for (const int32_t d : all.devices)
-          if (type_of(devices_[static_cast<size_t>(d)]) != type) others.devices.push_back(d);
+          if (types[static_cast<size_t>(d)] != type) others.devices.push_back(d);
         add_set(std::move(others));
       }
     if (!are_unlike(devices_)) return out;
@@ -273,7 +294,8 @@ class Search {
     seconds += kReduced * 2 * ring(split) * bytes * products_ / static_cast<double>(replicas * stages) /
                cost.link.bytes_per_second;
     const bool far = mine.back().node != 0;
-    const LinkRates outside = far ? cost.between(mine.front(), mine.back(), node_size(mine)) : cost.link;
+    const LinkRates outside =
+        far ? cost.between(mine.front(), mine.back(), std::min(split, node_size(mine))) : cost.link;
     const double gathered = saving->zero >= 3 ? 1 + static_cast<double>(parts) : 2;
     seconds += gathered * ring(replicas) * parameters_ * (saving->zero >= 3 ? bytes : 1) / shape.ways /
                outside.bytes_per_second;
@@ -404,8 +426,10 @@ class Search {
         j.lost = "below the throughput that was asked for";
       else if (winner != nullptr && asked_.objective == Objective::kPrice && winner->price > 0)
         j.lost = fmt::format("{:.2f} times the price", j.price / winner->price);
-      else if (winner != nullptr)
+      else if (winner != nullptr && winner->seconds > 0)
         j.lost = fmt::format("{:.2f} times as slow", j.seconds / winner->seconds);
+      else
+        j.lost = "no faster";
     }
   }
 
@@ -491,7 +515,7 @@ std::string found_text(const Found& found, const std::vector<DeviceSpec>& device
   out += "* estimated; the others are timed by the simulator\n";
   if (found.list.size() > kRows) out += fmt::format("and {} more\n", found.list.size() - kRows);
   if (found.not_tried > 0)
-    out += fmt::format("{} were not tried: by counts three times as slow, or there was no time\n", found.not_tried);
+    out += fmt::format("{} were not tried: by counts many times as slow, or there was no time\n", found.not_tried);
   if (found.fits() && found.winner().candidate.devices.size() < devices.size())
     out += fmt::format("{} of {} devices stay idle\n", devices.size() - found.winner().candidate.devices.size(),
                        devices.size());

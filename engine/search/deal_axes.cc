@@ -82,7 +82,8 @@ class Dealer {
   }
 
  private:
-  Timed timed(size_t mesh, const DeviceSpec& device) const {
+  // `splits`: of an axis of a split, whose parts are of the parameters too.
+  Timed timed(size_t mesh, const DeviceSpec& device, bool splits) const {
     const DeviceRates rates = tasks_.cost.rates_of(device, options_.half);
     Timed out;
     for (const OpCost& cost : work_[mesh].costs) {
@@ -94,7 +95,10 @@ class Dealer {
     double ways = 1;
     for (const MeshAxis& axis : tasks_.meshes[mesh].axes)
       if (axis.name == "split") ways *= static_cast<double>(axis.size);
-    out.start += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters / ways, rates);
+    if (splits)
+      out.all += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters, rates);
+    else
+      out.start += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters / ways, rates);
     return out;
   }
 
@@ -138,7 +142,8 @@ class Dealer {
           const int32_t d = mesh.devices[k];
           const Ints at = mesh.coordinates(static_cast<int64_t>(k));
           if (d < 0 || at[a] != p) continue;
-          add_member(m, d, part_of(mesh, at, a) / static_cast<double>(units), worker, key);
+          add_member(m, d, part_of(mesh, at, a) / static_cast<double>(units), mesh.axes[a].name == "split", worker,
+                     key);
         }
       }
       const auto [at, fresh] = known.try_emplace(std::move(key), static_cast<int32_t>(out.kinds.size()));
@@ -149,12 +154,12 @@ class Dealer {
   }
 
   template <class Key>
-  void add_member(size_t m, int32_t d, double each, Worker& worker, Key& key) const {
+  void add_member(size_t m, int32_t d, double each, bool splits, Worker& worker, Key& key) const {
     const DeviceSpec& device = devices_[static_cast<size_t>(d)];
-    const Timed t = timed(m, device);
+    const Timed t = timed(m, device, splits);
     const Room room = options_.rooms.empty() ? Room{} : options_.rooms[static_cast<size_t>(d)];
     std::pair<double, std::pair<double, std::string>> mine{
-        t.all * each, {room.fixed, fmt::format("{} {} {}", m, room.whole * each, to_key(device))}};
+        t.all * each, {room.fixed, fmt::format("{} {} {} {}", m, t.start, room.whole * each, to_key(device))}};
     if (std::ranges::find(key, mine) != key.end()) return;  // like one that is there
     key.push_back(std::move(mine));
     worker.name = device.type.empty() ? fmt::format("device {}", d) : device.type;
@@ -217,7 +222,8 @@ class Dealer {
   double slowest_part(size_t m, size_t a, const std::vector<double>& weights) const {
     const Mesh& mesh = tasks_.meshes[m];
     double slowest = 0;
-    std::map<int64_t, Ints> rounded;
+    constexpr int64_t kFine = 1 << 20;  // parameters have units enough
+    std::map<int64_t, Ints> rounded{{kFine, round_shares(kFine, weights)}};
     for (size_t k = 0; k < mesh.devices.size(); ++k) {
       if (mesh.devices[k] < 0) continue;
       const Ints at = mesh.coordinates(static_cast<int64_t>(k));
@@ -231,8 +237,11 @@ class Dealer {
         const double mine =
             part * static_cast<double>(shares[static_cast<size_t>(at[a])]) / static_cast<double>(extent);
         const OpCost& cost = work_[m].costs[i];
-        seconds += op_seconds({cost.flops * mine, cost.bytes * mine}, rates);
+        seconds += tasks_.cost.passes * op_seconds({cost.flops * mine, cost.bytes * mine}, rates);
       }
+      const Ints& finest = rounded[kFine];
+      const double share = static_cast<double>(finest[static_cast<size_t>(at[a])]) / static_cast<double>(kFine);
+      seconds += pass_seconds(tasks_.cost.update_passes * work_[m].parameters * part * share, rates);
       slowest = std::max(slowest, seconds);
     }
     return slowest;

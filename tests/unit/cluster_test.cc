@@ -1,6 +1,8 @@
 // Clusters of typed devices: presets, links, files; and what they say of times.
 #include <doctest/doctest.h>
 
+#include <string>
+
 #include "cluster/cluster_file.h"
 #include "cluster/device_types.h"
 #include "cluster/devices.h"
@@ -81,6 +83,7 @@ TEST_CASE("cluster files: what is wrong is named with its place") {
     CHECK(has(message, because));
   };
   refused("{", "is none");
+  refused((std::string(R"({"nodes":)") + std::string(60000, '[')).c_str(), "65 deep");
   refused("{}", "neither nodes");
   refused(R"({"nodes": []})", "something in it");
   refused(R"({"nodes": 3})", "nodes is 3");
@@ -98,6 +101,22 @@ TEST_CASE("cluster files: what is wrong is named with its place") {
   refused(R"({"nodes": [{"count": 2, "devices": [{"device": "ref", "flops_per_second": {"f32": 1e9}}]}]})",
           "has no network");
   refused(R"({"nodes": [{"count": 60000, "devices": [{"type": "T4", "count": 60000}]}]})", "more than 65536");
+}
+
+TEST_CASE("rates: products of 16 bits by their kind") {
+  DeviceSpec d = devices_of_json(R"({"nodes": [{"devices": [{"device": "null", "bytes_per_second": 1e12,
+      "flops_per_second": {"f32": 1e13, "bf16": 1e12, "f16": 1e14}}]}]})")[0];
+  const auto flops = [&](Precision p) { return CostModel({d}, 1, kMachineOfCores, p).rates_of(d).flops_per_second; };
+  CHECK(flops(Precision::kFloat32) == 1e13);
+  CHECK(flops(Precision::kBFloat16) == 1e12);
+  CHECK(flops(Precision::kFloat16) == 1e14);
+  d = parse_devices("V100-32GB:1")[0];  // has no bf16
+  CHECK(flops(Precision::kBFloat16) == flops(Precision::kFloat32));
+  CHECK(flops(Precision::kFloat16) > 4 * flops(Precision::kFloat32));
+  d.figures = {};
+  const DeviceSpec fast = parse_devices("H100:1")[0];
+  const CostModel beside({fast, d}, 1, kMachineOfCores);
+  CHECK(beside.rates_of(d).flops_per_second == kMachineOfCores.device.flops_per_second);
 }
 
 // Two nodes of two: groups across them share the network, those inside do not.

@@ -168,6 +168,31 @@ TEST_CASE("auto: of unlike devices never slower than those of one type; those le
   CHECK(std::ranges::any_of(plan.notes, [](const std::string& n) { return has(n, "2 device(s) stay idle"); }));
 }
 
+TEST_CASE("auto: a slow network is worth no more than what is behind it") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
+  const auto best = [&](const char* devices) { return search(m.g, parse_devices(devices), {}).winner().seconds; };
+  CHECK(best("2xV100:2~1Mb/s") <= best("V100:2") * (1 + 1e-9));
+  CHECK(best("2xV100:2~1Mb/s|T4:1~1Mb/s") <= best("V100:2") * (1 + 1e-9));
+  CHECK(best("V100:4~1Mb/s|V100:2~1Mb/s") <= best("V100:4") * (1 + 1e-9));
+}
+
+TEST_CASE("auto: a model with annotations is refused, not planned in part") {
+  small::Model m = small::mlp();
+  Scope scope;
+  scope.kind = ScopeKind::kReplica, scope.parent = 0, scope.count = 2;
+  m.g.scopes.push_back(scope);
+  CHECK(has(message_of([&] { compile(m.g, parse_devices("null:2"), with("auto")); }), "has annotations (replica)"));
+}
+
+TEST_CASE("mixed: messages of a stage go beside its work") {
+  const small::Model m = small::gpt(6, OptimizerKind::kSgd, 6);
+  for (const char* devices : {"V100:1~1Gb/s|V100:1~1Gb/s", "T4:1~5Gb/s|A100:1~5Gb/s"}) {
+    CAPTURE(devices);
+    const Plan plan = compile(m.g, parse_devices(devices), with("pipeline(2, micro_batches=3)"));
+    for (const Program& program : plan.entries[0].programs) CHECK(step_of(program).flops > 1e5);
+  }
+}
+
 TEST_CASE("auto: memory first; what fits nowhere says how near it came") {
   const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 16);
   const auto of_memory = [&](int64_t bytes) {

@@ -130,6 +130,17 @@ std::string report_file(const std::string& path, const SessionArguments& session
 
 }  // namespace
 
+// Devices of types that are planned for. (Who writes `null` knows.)
+static bool computes_nothing(const whale_plan* plan) {
+  whale_device first = WHALE_DEVICE_INIT;
+  check(whale_plan_device(plan, 0, &first));
+  if (first.kind != WHALE_DEVICE_NULL) return false;
+  const auto json = nlohmann::json::parse(text(whale_plan_json, plan));
+  for (const auto& device : json.at("devices"))
+    if (device.contains("type") && device.at("kind") == "null") return true;
+  return false;
+}
+
 void add_run(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("run", "train");
   struct State {
@@ -180,6 +191,9 @@ void add_run(CLI::App& app, int& exit_code) {
     const bool first = is_first(state->session);
     if (!first) state->json = false, state->quiet = true;
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
+    if (first && computes_nothing(static_cast<const whale_plan*>(plan.get())))
+      std::fprintf(stderr,
+                   "whale: the devices of this plan are planned for and not here: nothing is computed, losses are 0\n");
     if (!state->save.empty()) check_savable(plan.get());
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
     const auto data = open_data(state->data, inputs);
