@@ -22,8 +22,7 @@ MODELS = {  # batch, arguments of `whale model`
 
 
 def shares_of(plan) -> list:
-    rows = plan.to_dict()["entries"][0]["rows"]
-    return [[row["samples"][1] - row["samples"][0] for row in rows]]
+    return [axis["shares"] for axis in plan.to_dict()["meshes"][0]["axes"] if axis.get("shares")]
 
 
 def timed(job, batch) -> float:
