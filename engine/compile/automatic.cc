@@ -302,7 +302,7 @@ class Search {
     return seconds;
   }
 
-  // No estimate is as long as this is short: parameters, gradients and state alone.
+  // A lower bound of what a device holds: parameters and state alone.
   double least_bytes(const Shape& shape, const Saving& saving, double copies) const {
     const auto replicas = static_cast<double>(shape.candidate.devices.size()) / shape.ways;
     double whole = saving.zero >= 3 ? 1 / replicas : 1;
