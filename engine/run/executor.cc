@@ -531,15 +531,20 @@ void Executor::look_at_others() {
   wire_->tell({.kind = Notice::kAsks});
 }
 
-// A rank whose process is there, and whose letters do not come: each is asked again and again.
+// A rank whose process is there, and whose letters do not come: each is asked again and again. One that is only late
+// with an answer, on a busy machine, is doubted no more.
 void Executor::doubt_who_is_silent(int64_t now) {
   const World& world = *machine_.world();
   if (!world.doubt) return;
   for (int r = 0; r < wire_->size(); ++r) {
-    const auto silent = static_cast<double>(now - std::max(asking_, wire_->answered(r))) * 1e-9;
-    if (r == wire_->rank() || doubted_[static_cast<size_t>(r)] || silent < 1.5 * asks_after()) continue;
-    doubted_[static_cast<size_t>(r)] = true;
-    world.doubt(r, "it answers nothing that it is asked", still_seconds());
+    const int64_t last = wire_->answered(r);
+    const auto silent = static_cast<double>(now - std::max(asking_, last)) * 1e-9;
+    const bool is_silent = r != wire_->rank() && silent >= 1.5 * asks_after();
+    if (std::exchange(doubted_[static_cast<size_t>(r)], is_silent) || !is_silent) continue;
+    world.doubt(r, "it answers nothing that it is asked", silent, [weak = std::weak_ptr(world.wire), r, last] {
+      const auto wire = weak.lock();
+      return wire && wire->answered(r) == last;
+    });
   }
 }
 

@@ -185,7 +185,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   int64_t looked_ = 0;  // last, under it, as what follows
   int64_t asking_ = 0;  // since the last move; 0: not yet
   bool warned_ = false;
-  std::vector<bool> doubted_;  // ranks, in this run
+  std::vector<char> doubted_;  // ranks, in this run
 };
 
 }  // namespace whale

@@ -459,10 +459,13 @@ class Meeting final : public MeetingStore {
     if (over) throw is_over();
     throw error(Code::kDeadlineExceeded, "no rank has put '{}' in {} seconds", key, timeout_seconds);
   }
-  bool doubt(int rank, const std::string& why, double seconds) override {
+  bool doubt(int rank, const std::string& why, double seconds, std::function<bool()> stands) override {
     const std::lock_guard lock(mutex_);
     if (deaf_) return false;
-    doubts_.emplace(rank, Doubt{why, Clock::now() - std::chrono::duration_cast<Clock::duration>(Seconds(seconds))});
+    const auto since = Clock::now() - std::chrono::duration_cast<Clock::duration>(Seconds(seconds));
+    const auto at = doubts_.find(rank);
+    if (at == doubts_.end() || !at->second.is_so())
+      doubts_.insert_or_assign(rank, Doubt{why, since, std::move(stands)});
     return true;
   }
   void leaves_for(const Error& why) override {
@@ -585,6 +588,7 @@ class Meeting final : public MeetingStore {
     {
       const std::lock_guard lock(mutex_);
       if (!lost_.empty()) return;  // one is lost: whoever asks is told of it
+      std::erase_if(doubts_, [](const auto& each) { return !each.second.is_so(); });
       for (auto at = doubts_.begin(); at != doubts_.end();)
         if (const auto next = std::next(at); Seconds(Clock::now() - at->second.since).count() >= seconds)
           old.insert(doubts_.extract(std::exchange(at, next)));
@@ -646,6 +650,8 @@ class Meeting final : public MeetingStore {
   struct Doubt {
     std::string why;
     Clock::time_point since;
+    std::function<bool()> stands;
+    bool is_so() const { return !stands || stands(); }
   };
   std::map<int, Doubt> doubts_;
   bool over_ = false, deaf_ = false;  // deaf: the thread has ended

@@ -33,9 +33,10 @@ struct MeetingOptions {
 class MeetingStore : public Store {
  public:
   // This rank does not reach that one any more. It may be lost, or have ended because another is, which is heard soon:
-  // all are told that it is lost, for this reason, where no rank is within the timeout less `seconds`. False: the
-  // meeting is over and says nothing. Calls nobody.
-  virtual bool doubt(int rank, const std::string& why, double seconds = 0) = 0;
+  // all are told that it is lost, for this reason, where no rank is within the timeout less `seconds`, and the
+  // doubt still stands then (null: it does; called under a lock). False: the meeting is over and says nothing. Calls
+  // nobody.
+  virtual bool doubt(int rank, const std::string& why, double seconds = 0, std::function<bool()> stands = {}) = 0;
   // What the others are told for whom this rank's end comes too early. Calls nobody.
   virtual void leaves_for(const Error& why) = 0;
   virtual size_t turned_away() const = 0;  // connections, for their token; on other ranks than 0 none is known of

@@ -181,8 +181,8 @@ class ProcessWorlds final : public Worlds {
   World next() override {
     const std::lock_guard lock(mutex_);
     World world{store_, post_->next_wire(), {}, sessions_++, warns_after_, patience_, whereabouts_};
-    world.doubt = [meeting = meeting_](int rank, const std::string& why, double seconds) {
-      if (const auto here = meeting.lock()) here->doubt(rank, why, seconds);
+    world.doubt = [meeting = meeting_](int rank, const std::string& why, double seconds, std::function<bool()> stands) {
+      if (const auto here = meeting.lock()) here->doubt(rank, why, seconds, std::move(stands));
     };
     world.has_left = [meeting = meeting_](int rank) {
       const auto here = meeting.lock();

@@ -54,8 +54,8 @@ struct World {
   double warns_after = 0, patience = 0;
   std::shared_ptr<Whereabouts> whereabouts = {};  // null: nobody is told
   // Of ranks that are processes. That rank does not answer for so many seconds: if nobody knows better, it is lost
-  // soon. It has left: it runs nothing any more.
-  std::function<void(int rank, const std::string& why, double seconds)> doubt = {};
+  // soon, where the doubt still stands then (asked on any thread; calls nobody). It has left: it runs nothing any more.
+  std::function<void(int rank, const std::string& why, double seconds, std::function<bool()> stands)> doubt = {};
   std::function<bool(int rank)> has_left = {};
   std::vector<std::string> hosts = {};  // by rank, where they are on several
   bool near_0 = true;                   // rank 0 is on this host: what it makes in a directory is there at once

@@ -243,6 +243,18 @@ TEST_CASE("a rank that one does not reach is lost where the meeting names none i
   CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::seconds(2));
 }
 
+TEST_CASE("who was only late with an answer is not lost") {
+  std::atomic<bool> silent{true};
+  Met met(3, 3, 2);
+  CHECK(met.stores[1]->doubt(2, "it says nothing", 1.5, [&] { return silent.load(); }));
+  silent = false;
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  for (Heard& h : met.heard) CHECK(h.all().empty());
+  CHECK(met.stores[1]->doubt(2, "it said nothing", 1.5, [] { return false; }));
+  CHECK(met.stores[1]->doubt(2, "it says nothing again", 1.5, [] { return true; }));  // another doubt, from then on
+  CHECK(met.heard[0].heard(0).second.ends_with("rank 1 does not reach it: it says nothing again"));
+}
+
 TEST_CASE("a rank that has left is not lost, whatever was thought of it") {
   Met met(3, 3, 2);
   CHECK(met.stores[1]->doubt(2, "the connection was reset"));

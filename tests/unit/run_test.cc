@@ -564,7 +564,8 @@ TEST_CASE("a rank whose letters do not come is doubted, and one that has left en
   std::atomic<bool> left{false};
   Rigs rigs(2, [&](World& world) {
     world.patience = 30, world.warns_after = 0.8;
-    world.doubt = [&](int rank, const std::string&, double) {
+    world.doubt = [&](int rank, const std::string&, double, const std::function<bool()>& stands) {
+      CHECK(stands());
       const std::lock_guard lock(mutex);
       doubted.push_back(rank);
       left = true;
