@@ -11,6 +11,7 @@
 #include "cluster/devices.h"
 #include "compile/checks.h"
 #include "compile/estimate.h"
+#include "compile/model_parts.h"
 #include "grad/passes.h"
 #include "plan/figures.h"
 #include "search/thread_seconds.h"
@@ -40,6 +41,18 @@ constexpr Saving kSavings[] = {
     {"zero 3, recompute full, offload state", 3, Recompute::kFull, kOffloadState},
     {"zero 3, recompute full, offload all", 3, Recompute::kFull, kOffloadAll},
 };
+
+// Tensors of a parameter's size that the optimizer keeps beside it.
+double states_of(const Optimizer& optimizer) {
+  switch (optimizer.kind) {
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+    case OptimizerKind::kLamb: return 2;
+    case OptimizerKind::kAdagrad: return 1;
+    case OptimizerKind::kSgd: return optimizer.momentum != 0 ? 1 : 0;
+    default: return 0;
+  }
+}
 
 Ints divisors(int64_t n) {
   Ints out;
@@ -78,7 +91,7 @@ class Search {
  public:
   Search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options)
       : graph_(graph), devices_(devices), options_(options), asked_(options.search), began_(thread_seconds()) {
-    batch_ = batch_of(graph);
+    batch_ = batch_of(graph), states_ = states_of(graph.training.optimizer);
     for (const Op& op : graph.ops) {
       flops_ += cost_of(view_of(graph, op)).flops;
       if (has_flag(op.code, kProduct))
@@ -93,46 +106,54 @@ class Search {
   }
 
   Found run() {
-    for (const Scope& scope : graph_.scopes)
-      if (scope.kind != ScopeKind::kRoot && scope.kind != ScopeKind::kName && scope.kind != ScopeKind::kCluster)
-        throw invalid(
-            "strategy auto looks for the strategy of a whole model; '{}' has annotations ({}), which it would not "
-            "change: plan by these without a strategy, or leave them out",
-            graph_.name, name_of(scope.kind));
     const bool priced = std::ranges::any_of(devices_, [](const DeviceSpec& d) { return d.figures.price_per_hour > 0; });
     if (!priced && (asked_.objective == Objective::kPrice || std::isfinite(asked_.most_price)))
       throw invalid(
           "strategy auto is to go by the price of a step, and no device of this cluster has one: give "
           "price_per_hour in a cluster file (docs/clusters.md), or device types");
-    for (const Set& set : sets_of_devices()) shapes(set);
+    sets_ = sets_of_devices();
+    parts_ = parts_worth_a_clause(graph_);
+    for (const Set& set : sets_) is_annotated() ? annotated_shapes(set) : shapes(set);
     // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
     Found out{.list = {}, .batch = batch_};
-    constexpr double kHopeless = 6;  // times as slow by counts as the best is by its estimate
-    double best = std::numeric_limits<double>::infinity();
+    // Nothing that is left can be as fast as the best by its estimate, were its counts as far off to its favour as any
+    // were so far; twice as far while few have said how far that is.
+    constexpr size_t kFewest = 8;
+    constexpr double kLonger = 3;  // is looked while nothing fits
+    double best = std::numeric_limits<double>::infinity(), off = 1;
+    size_t fit = 0;
     for (const Shape& shape : shapes_) {
-      const bool found = std::ranges::any_of(out.list, [&](const Judged& j) { return allowed(j); });
-      if ((found && elapsed() > asked_.seconds) || shape.rank > kHopeless * best) {
+      const bool hopeless = shape.rank * off * (fit >= kFewest ? 1 : 0.5) > best;
+      if (elapsed() > kLooked * asked_.seconds * (fit > 0 ? 1 : kLonger) || hopeless) {
         ++out.not_tried;
         continue;
       }
-      std::optional<Judged> judged = first_that_fits(shape);
+      std::optional<Judged> judged = first_that_fits(shape, best);
       if (!judged) continue;
-      if (allowed(*judged) && asked_.objective == Objective::kThroughput) best = std::min(best, judged->seconds);
+      if (allowed(*judged)) {
+        ++fit;
+        off = std::min(off, judged->seconds / shape.rank);
+        if (asked_.objective == Objective::kThroughput) best = std::min(best, judged->seconds);
+      }
       out.list.push_back(std::move(*judged));
     }
     rank(out);
+    try_schedules(out);
     simulate_best(out);
     say_why(out);
     return out;
   }
 
  private:
+  static constexpr double kLooked = 0.6;  // of the time; what is left is for the simulator
+
   struct Shape {
     Candidate candidate;
     bool replicas = false;
     double rank = 0;
-    double ways = 1;  // that parameters are cut into
+    double ways = 1;               // that parameters are cut into
+    double cut = 0, cut_ways = 1;  // bytes of parameters that are cut in other ways
   };
 
   double elapsed() const { return thread_seconds() - began_; }
@@ -140,7 +161,27 @@ class Search {
     std::string name;  // empty: all, as they are listed
     std::vector<int32_t> devices;
     bool ordered = false;  // of worth only where stages go along the devices
+    // Of these devices.
+    std::vector<DeviceSpec> specs = {};
+    std::optional<CostModel> cost = {};
+    int64_t memory = 0, node = 1;  // of the largest; what divides the devices of every node
+    double flops = 0;              // a second, of all
   };
+  void measure(Set& set) const {
+    const Precision precision = options_.precision.value_or(graph_.training.precision);
+    set.specs = of(devices_, set.devices);
+    set.cost.emplace(set.specs, 1, options_.profile, precision);
+    set.node = node_size(set.specs);
+    for (const DeviceSpec& d : set.specs) {
+      set.memory = std::max(set.memory, d.memory_bytes);
+      set.flops += set.cost->rates_of(d).flops_per_second;
+    }
+  }
+  bool is_annotated() const {
+    return std::ranges::any_of(graph_.scopes, [](const Scope& s) {
+      return s.kind != ScopeKind::kRoot && s.kind != ScopeKind::kName && s.kind != ScopeKind::kCluster;
+    });
+  }
   // All of them; where they are unlike, also those of each type alone, and all with the nodes of much memory first
   // (Jia et al., 2022, section 3.3.2), or last.
   std::vector<Set> sets_of_devices() const {
@@ -184,7 +225,12 @@ class Search {
           if (types[static_cast<size_t>(d)] != type) others.devices.push_back(d);
         add_set(std::move(others));
       }
-    if (!are_unlike(devices_)) return out;
+    if (are_unlike(devices_)) add_sorted(all, out);
+    for (Set& set : out) measure(set);
+    return out;
+  }
+
+  void add_sorted(const Set& all, std::vector<Set>& out) const {
     std::map<int, double> room;  // of a node, and how fast it is where rooms are alike
     for (const DeviceSpec& d : devices_)
       room[d.node] =
@@ -199,7 +245,6 @@ class Search {
       if (std::ranges::none_of(out, [&](const Set& s) { return s.devices == sorted.devices; }))
         out.push_back(std::move(sorted));
     }
-    return out;
   }
 
   // That divides the devices of every node.
@@ -212,32 +257,74 @@ class Search {
   }
 
   void shapes(const Set& set) {
-    const auto& [name, chosen, ordered] = set;
-    const std::vector<DeviceSpec> mine = of(devices_, chosen);
-    const auto n = static_cast<int64_t>(chosen.size());
-    const int64_t node = node_size(mine);
+    const auto n = static_cast<int64_t>(set.devices.size());
+    const bool unlike = are_unlike(set.specs), ordered = set.ordered;
     constexpr int64_t kMostWays = 16, kMostStages = 64;
-    for (const int64_t split : divisors(node)) {
+    for (const int64_t split : divisors(n)) {
       if (split > kMostWays) break;
+      if (set.node % split != 0 && split != n && set.node != 1) continue;  // across nodes: all, or nodes of one device
       for (const int64_t stages : divisors(n / split)) {
         if (stages > kMostStages) break;
         const int64_t replicas = n / split / stages;
         if (replicas > std::max<int64_t>(1, batch_)) continue;
         if (stages == 1 && !ordered)
           for (const int64_t parts : {int64_t{0}, int64_t{4}, int64_t{16}, int64_t{64}})
-            add(name, chosen, replicas, 1, split, parts, false);
+            add(set, replicas, 1, split, parts, false);
+        if (stages == 1 && split == 1 && replicas > 1 && !ordered) add_parts(set, replicas);
         if (stages > 1)
           for (const int64_t per : {int64_t{1}, int64_t{2}, int64_t{4}, int64_t{8}})
             for (const bool outside : {false, true})
-              if (outside ? replicas > 1 && are_unlike(mine) : !ordered || replicas == 1)
-                add(name, chosen, replicas, stages, split, stages * per, outside);
+              if (outside ? replicas > 1 && unlike : !ordered || replicas == 1)
+                add(set, replicas, stages, split, stages * per, outside);
       }
     }
   }
 
+  // A part of the model split among all replicas, or those of a node: each has some of its parameters, and computes
+  // with them for the samples of all.
+  void add_parts(const Set& set, int64_t replicas) {
+    for (const ModelPart& part : parts_)
+      for (const int64_t ways : {replicas, set.node}) {
+        if (ways < 2 || replicas % ways != 0) continue;
+        for (const int64_t parts : {int64_t{0}, int64_t{4}}) {
+          if (parts > 0 && (batch_ / replicas < parts || batch_ % parts != 0)) continue;
+          std::string split = fmt::format("split({})", ways);
+          if (!part.factor.empty()) split.insert(split.size() - 1, ", factor=" + part.factor);
+          if (ways < replicas) split.insert(0, fmt::format("replica({}) > ", replicas / ways));
+          Shape shape{.candidate = {.strategy = fmt::format("replica({}); {}: {}", replicas, part.name, split),
+                                    .options = options_,
+                                    .accumulation = parts,
+                                    .devices = set.devices,
+                                    .of = set.name},
+                      .replicas = true,
+                      .cut = part.bytes,
+                      .cut_ways = static_cast<double>(ways)};
+          shape.rank = likely_seconds(set, shape, replicas, 1, 1, std::max<int64_t>(1, parts));
+          shapes_.push_back(std::move(shape));
+        }
+        if (set.node == replicas) break;
+      }
+  }
+
+  // By what is written in the model, which stays: what is left are devices, micro-batches and what saves memory.
+  void annotated_shapes(const Set& set) {
+    const bool pipeline =
+        std::ranges::any_of(graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline; });
+    for (const int64_t parts : {int64_t{0}, int64_t{4}, int64_t{16}, int64_t{64}}) {
+      if (parts > 0 && (pipeline || set.ordered || batch_ % parts != 0)) continue;
+      Shape shape{.candidate = {.strategy = "",
+                                .options = options_,
+                                .accumulation = parts,
+                                .devices = set.devices,
+                                .of = set.name},
+                  .replicas = true};
+      shape.rank = kMachineOfCores.passes * flops_ / set.flops;
+      shapes_.push_back(std::move(shape));
+    }
+  }
+
   // `outside`: the pipeline is around the replicas: stages of one type of devices.
-  void add(const std::string& name, const std::vector<int32_t>& chosen, int64_t replicas, int64_t stages, int64_t split,
-           int64_t parts, bool outside) {
+  void add(const Set& set, int64_t replicas, int64_t stages, int64_t split, int64_t parts, bool outside) {
     if (parts > 0 && (batch_ / std::max<int64_t>(1, replicas) < parts || batch_ % parts != 0)) return;
     std::vector<std::string> scopes;
     const std::string pipeline = fmt::format("pipeline({}, micro_batches={})", stages, parts);
@@ -249,12 +336,12 @@ class Search {
     Shape shape{.candidate = {.strategy = fmt::format("{}", fmt::join(scopes, " > ")),
                               .options = options_,
                               .accumulation = stages == 1 ? parts : 0,
-                              .devices = chosen,
-                              .of = name},
+                              .devices = set.devices,
+                              .of = set.name},
                 .replicas = replicas > 1,
                 .rank = 0,
                 .ways = static_cast<double>(split * stages)};
-    shape.rank = likely_seconds(shape, replicas, stages, split, std::max<int64_t>(1, parts));
+    shape.rank = likely_seconds(set, shape, replicas, stages, split, std::max<int64_t>(1, parts));
     shapes_.push_back(std::move(shape));
   }
 
@@ -269,49 +356,55 @@ class Search {
 
   // What a step of this shape takes, by counts alone: arithmetic with the bubble of its stages, all-reduces of products
   // that ways of a split add, of gradients, gathers of parameters that do not fit whole. For the order of looking.
-  double likely_seconds(const Shape& shape, int64_t replicas, int64_t stages, int64_t split, int64_t parts) const {
-    const std::vector<DeviceSpec> mine = of(devices_, shape.candidate.devices);
-    const Precision precision = options_.precision.value_or(graph_.training.precision);
-    const bool half = is_half(precision);
-    const CostModel cost(mine, 1, options_.profile, precision);
-    int64_t memory = 0;
-    double flops = 0;  // a second, of all
-    for (const DeviceSpec& d : mine) {
-      memory = std::max(memory, d.memory_bytes);
-      flops += cost.rates_of(d).flops_per_second;
-    }
+  double likely_seconds(const Set& set, const Shape& shape, int64_t replicas, int64_t stages, int64_t split,
+                        int64_t parts) const {
+    const std::vector<DeviceSpec>& mine = set.specs;
+    const CostModel& cost = *set.cost;
     const Saving* saving = &kSavings[0];
-    while (saving != &kSavings[std::size(kSavings) - 1] && memory > 0 &&
-           least_bytes(shape, *saving, kMachineOfCores.held_copies) > static_cast<double>(memory))
+    while (saving != &kSavings[std::size(kSavings) - 1] && set.memory > 0 &&
+           least_bytes(shape, *saving) > static_cast<double>(set.memory))
       ++saving;
     const auto ring = [](int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
-    const double bytes = half ? 0.5 : 1;  // of what f32 takes
-    double seconds = kMachineOfCores.passes * flops_ / flops;
+    const double bytes = cost.half ? 0.5 : 1;  // of what f32 takes
+    double seconds = kMachineOfCores.passes * flops_ / set.flops;
     if (saving->recompute == Recompute::kFull) seconds *= 4.0 / 3;
     if (stages > 1) seconds *= 1 + static_cast<double>(stages - 1) / static_cast<double>(parts);
     constexpr double kReduced =
         4.0 / 9;  // of what products make, there and back: 4 of 9 widths of a transformer's layer
-    seconds += kReduced * 2 * ring(split) * bytes * products_ / static_cast<double>(replicas * stages) /
-               cost.link.bytes_per_second;
     const bool far = mine.back().node != 0;
-    const LinkRates outside =
-        far ? cost.between(mine.front(), mine.back(), std::min(split, node_size(mine))) : cost.link;
+    const LinkRates within = split > set.node && far ? cost.between(mine.front(), mine.back()) : cost.link;
+    seconds += kReduced * 2 * ring(split) * bytes * products_ / static_cast<double>(replicas * stages) /
+               within.bytes_per_second;
+    const LinkRates outside = far ? cost.between(mine.front(), mine.back(), std::min(split, set.node)) : cost.link;
     const double gathered = saving->zero >= 3 ? 1 + static_cast<double>(parts) : 2;
-    seconds += gathered * ring(replicas) * parameters_ * (saving->zero >= 3 ? bytes : 1) / shape.ways /
-               outside.bytes_per_second;
+    const auto reduced = static_cast<double>(replicas) / shape.cut_ways;
+    const double sums = ring(replicas) * (parameters_ - shape.cut) / shape.ways +
+                        (reduced > 1 ? (reduced - 1) / reduced * shape.cut / shape.cut_ways : 0);
+    seconds += gathered * sums * (saving->zero >= 3 ? bytes : 1) / outside.bytes_per_second;
+    if (saving->offload != 0) {  // state there and back; parameters come for each pass of a micro-batch
+      const double held = (parameters_ - shape.cut) / shape.ways + shape.cut / shape.cut_ways;
+      const bool all = (saving->offload & kOffloadParameters) != 0;
+      const double moved = 2 * states_ + (all ? 2 * static_cast<double>(parts) : 0);
+      seconds += moved * held / (saving->zero >= 3 ? static_cast<double>(replicas) : 1) /
+                 cost.host_of(mine[0]).bytes_per_second;
+    }
     return seconds;
   }
 
   // A lower bound of what a device holds: parameters and state alone.
-  double least_bytes(const Shape& shape, const Saving& saving, double copies) const {
-    const auto replicas = static_cast<double>(shape.candidate.devices.size()) / shape.ways;
-    double whole = saving.zero >= 3 ? 1 / replicas : 1;
+  double least_bytes(const Shape& shape, const Saving& saving) const {
     if ((saving.offload & kOffloadParameters) != 0) return 0;
-    whole += saving.offload != 0 ? 0 : (copies - 2) * (saving.zero >= 1 ? 1 / replicas : 1);
-    return parameters_ / shape.ways * whole;
+    const auto held = [&](double bytes, double replicas) {
+      const double state = saving.offload != 0 ? 0 : states_ * (saving.zero >= 1 ? 1 / replicas : 1);
+      return bytes * (state + (saving.zero >= 3 ? 1 / replicas : 1));
+    };
+    const auto n = static_cast<double>(shape.candidate.devices.size());
+    return held((parameters_ - shape.cut) / shape.ways, n / shape.ways) +
+           held(shape.cut / shape.cut_ways, n / shape.cut_ways);
   }
 
-  std::optional<Judged> first_that_fits(const Shape& shape) {
+  // Savings take time: none is looked for where a step would take longer than `seconds` without.
+  std::optional<Judged> first_that_fits(const Shape& shape, double seconds) {
     std::optional<Judged> best;  // that lacks least
     const std::vector<DeviceSpec> mine = of(devices_, shape.candidate.devices);
     int64_t memory = 0;
@@ -328,7 +421,7 @@ class Search {
       const bool dearer = &saving != &kSavings[0];
       if (dearer && before != nullptr && same(options, *before, shape)) continue;
       before = &saving;
-      const double least = least_bytes(shape, saving, kMachineOfCores.held_copies);
+      const double least = least_bytes(shape, saving);
       const bool last = &saving == &kSavings[std::size(kSavings) - 1];
       if (memory > 0 && least > static_cast<double>(memory) && !last) {
         if (!best || static_cast<int64_t>(least) - memory < best->missing) {
@@ -348,6 +441,7 @@ class Search {
       }
       if (judged.missing == 0) return judged;
       if (!best || judged.missing < best->missing) best = judged;
+      if (judged.seconds > seconds) break;
     }
     return best;
   }
@@ -359,8 +453,12 @@ class Search {
   }
 
   void judge(Judged& j, const std::vector<DeviceSpec>& mine) const {
-    CompileOptions options = with_rooms(graph_, mine, options_of(j.candidate));
-    const Estimate estimate = estimate_at(graph_, mine, options, options.memory_price);
+    CompileOptions options = options_of(j.candidate);
+    Estimate estimate = estimate_at(graph_, mine, options, options.memory_price);
+    if (missing_bytes(estimate, mine) > 0 && are_unlike(mine)) {
+      options = with_rooms(graph_, mine, options);
+      if (!options.rooms.empty()) estimate = estimate_at(graph_, mine, options, options.memory_price);
+    }
     j.seconds = estimate.seconds;
     j.missing = missing_bytes(estimate, mine);
     for (const Estimate::Class& c : estimate.classes) j.bytes = std::max(j.bytes, c.memory.device.total());
@@ -379,6 +477,8 @@ class Search {
     return j.seconds > 0 && j.missing == 0 && j.lost.empty() && j.price <= asked_.most_price && !too_slow(j);
   }
 
+  double worth(const Judged& j) const { return asked_.objective == Objective::kPrice ? j.price : j.seconds; }
+
   void rank(Found& found) const {
     const auto key = [&](const Judged& j) {
       const bool cheap = asked_.objective == Objective::kPrice;
@@ -388,21 +488,52 @@ class Search {
     std::ranges::stable_sort(found.list, [&](const Judged& a, const Judged& b) { return key(a) < key(b); });
   }
 
-  // Estimates of pipelines have messages for nothing: the best are walked, and what is too long for it is taken to be
-  // as much slower as those were.
+  // Of the best pipeline: its other schedules, of which those that keep more alive may not fit.
+  void try_schedules(Found& found) {
+    constexpr const char* kOthers[] = {"interleaved", "zb_h1", "zb_v"};
+    constexpr std::string_view kLast = "micro_batches=";
+    std::vector<Judged> more;
+    for (const Judged& j : found.list) {
+      const size_t at = j.candidate.strategy.find(kLast);
+      if (!allowed(j)) break;
+      if (at == std::string::npos) continue;
+      for (const char* schedule : kOthers) {
+        if (elapsed() > kLooked * asked_.seconds) break;
+        Judged other{.candidate = j.candidate, .lost = {}};
+        std::string& text = other.candidate.strategy;
+        text.insert(text.find(')', at), fmt::format(", schedule={}", schedule));
+        try {
+          judge(other, of(devices_, j.candidate.devices));
+        } catch (const Stopped&) {
+          throw;
+        } catch (const Error& e) {
+          other.lost = e.message();
+        }
+        more.push_back(std::move(other));
+      }
+      break;
+    }
+    std::ranges::move(more, std::back_inserter(found.list));
+    rank(found);
+  }
+
+  // Estimates of pipelines have messages for nothing: the best are walked, until none that is left can be better were
+  // its estimate as far off as any; what is too long for it is taken to be as much slower as those were.
   void simulate_best(Found& found) const {
     constexpr size_t kMostSteps = 2'000'000;
-    double estimated = 0, walked = 0;
+    double estimated = 0, walked = 0, off = 1, best = std::numeric_limits<double>::infinity();
     size_t walks = 0;
     for (Judged& j : found.list) {
-      if (!allowed(j) || (++walks > asked_.simulated && elapsed() > asked_.seconds)) break;
+      if (!allowed(j)) break;
+      if (++walks > asked_.simulated && (elapsed() > asked_.seconds || worth(j) * off > best)) break;
       const std::vector<DeviceSpec> mine = of(devices_, j.candidate.devices);
       try {
         const Plan plan = compile(graph_, mine, options_of(j.candidate));
         const auto times = times_of(plan, plan.entries[0], kMostSteps);
         if (!times) continue;
-        estimated += j.seconds, walked += times->seconds;
+        estimated += j.seconds, walked += times->seconds, off = std::min(off, times->seconds / j.seconds);
         j.seconds = times->seconds, j.simulated = true, price(j, mine);
+        best = std::min(best, worth(j));
       } catch (const Error& e) {
         j.lost = e.message(), j.seconds = 0;
       }
@@ -440,7 +571,10 @@ class Search {
   double began_;
   int64_t batch_ = 0;
   double parameters_ = 0;            // bytes
+  double states_ = 0;                // of optimizers, for each byte of a parameter
   double flops_ = 0, products_ = 0;  // of a forward pass; bytes that its products make
+  std::vector<Set> sets_;
+  std::vector<ModelPart> parts_;
   std::vector<Shape> shapes_;
 };
 
@@ -456,7 +590,7 @@ std::string options_text(const Judged& j) {
 }
 
 std::string whole_text(const Judged& j) {
-  std::string out = j.candidate.strategy;
+  std::string out = j.candidate.strategy.empty() ? "as it is annotated" : j.candidate.strategy;
   if (const std::string options = options_text(j); !options.empty()) out += ", " + options;
   if (!j.candidate.of.empty()) out += " (" + j.candidate.of + ")";
   return out;

@@ -40,7 +40,9 @@ struct Found {
 };
 
 // Counts of replicas, stages and ways of splits for all devices, and where they are unlike for those of each type
-// alone; micro-batches; then, where memory is short, ZeRO, recompute and offload in the order of what they cost.
+// alone; micro-batches; a part of the model split by itself (model_parts.h); then, where memory is short, ZeRO,
+// recompute and offload in the order of what they cost; of the best pipeline other schedules. What the model has
+// written stays.
 // `options.strategy` is not looked at; what it asks for besides (zero, recompute, offload, exact...) stays.
 Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options);
 

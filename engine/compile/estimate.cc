@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/watch.h"
+#include "cluster/device_kinds.h"
 #include "compile/checks.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
@@ -16,7 +17,8 @@ namespace whale {
 namespace {
 
 // Where what is asked for is the same in all layers.
-std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more) {
+std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more,
+                                        const std::vector<int32_t>& kinds) {
   const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
   const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
   if (waits || late || options.prefetch || options.exact || options.adasum || options.offload ||
@@ -24,7 +26,7 @@ std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions&
     return std::nullopt;
   constexpr double kBuckets = 2;  // that the gradients of a layer fill
   return condense(p.scoped.graph, p.scoped.tasks,
-                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more);
+                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more, kinds);
 }
 
 // A model's first entry, or that of its condensed form, as far as estimates need it.
@@ -46,10 +48,6 @@ Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vect
     plan.devices.resize(plan.entries[0].rows.size(), devices[0]);
   }
   return {std::move(lg), std::move(plan)};
-}
-
-bool are_mixed(const std::vector<DeviceSpec>& devices) {
-  return std::ranges::any_of(devices, [&](const DeviceSpec& d) { return d.figures != devices[0].figures; });
 }
 
 // Those of the stages that the condensed form's are like, in its numbers.
@@ -100,10 +98,10 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
   constexpr size_t kMost =
       2;  // layers more: where a stage begins with a whole layer, that one may be unlike the others
   const TaskGraphs& tasks = p.scoped.tasks;
-  if (are_mixed(devices)) return std::nullopt;  // stages that are alike but for their devices
+  const std::vector<int32_t> kinds = kinds_of(devices);
   std::optional<Few> few;
   for (size_t more = 0; more <= kMost; ++more) {
-    std::optional<Condensed> form = condensed_form(p, options, more);
+    std::optional<Condensed> form = condensed_form(p, options, more, kinds);
     if (!form || (few && few->form.tasks.stages() != form->tasks.stages())) return std::nullopt;
     Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price,
                            devices_of(*form, tasks, devices));

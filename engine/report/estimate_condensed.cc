@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "cluster/device_kinds.h"
 #include "plan/lives.h"
 #include "report/estimate.h"
 #include "schedule/timing.h"
@@ -40,6 +41,7 @@ class CondensedEstimator {
       schedule_ = make_schedule(tasks.schedule, static_cast<int>(tasks.meshes.size()),
                                 static_cast<int>(plan.micro_batches), static_cast<int>(tasks.virtual_stages));
     find_runs_of_variables();
+    kinds_ = kinds_of(plan.devices);
     for (const Program& p : entry_.programs) {
       lives_.push_back(lives_of(p));
       holds_.push_back(contents_of(p, plan.groups));
@@ -52,7 +54,7 @@ class CondensedEstimator {
     std::vector<StageTimes> times(tasks_.stages());
     double once = 0;
     for (size_t m = 0; m < tasks_.meshes.size(); ++m) {
-      std::map<std::vector<int32_t>, size_t> known;  // programs of its stages -> class
+      std::map<std::vector<int32_t>, size_t> known;  // kind, programs of its stages -> class
       const std::vector<int32_t> stages = stages_of(m);
       const std::vector<int64_t> versions = versions_of(m, stages.size());
       const std::vector<int32_t>& devices = tasks_.meshes[m].devices;
@@ -60,6 +62,7 @@ class CondensedEstimator {
       for (size_t k = 0; k < devices.size(); ++k) {
         if (devices[k] < 0) continue;
         rows.clear(), programs.clear();
+        programs.push_back(kinds_[static_cast<size_t>(c_.tasks.mesh(like(stages[0])).devices[k])]);
         for (const int32_t v : stages) {
           rows.push_back(c_.tasks.mesh(like(v)).devices[k]);
           programs.push_back(entry_.rows[static_cast<size_t>(rows.back())].program);
@@ -276,6 +279,7 @@ class CondensedEstimator {
   std::vector<std::vector<Holds>> holds_;
   std::vector<std::vector<int32_t>> runs_;
   std::vector<int32_t> runs_of_variables_;
+  std::vector<int32_t> kinds_;  // of the devices of the condensed form
 };
 
 }  // namespace

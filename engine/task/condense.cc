@@ -134,10 +134,12 @@ class Repeats {
 
 class Condenser {
  public:
-  Condenser(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more)
+  Condenser(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more,
+            const std::vector<int32_t>& kinds)
       : g_(graph),
         tasks_(tasks),
         more_(more),
+        kinds_(kinds),
         runs_(Repeats(graph, tasks).runs()),
         out_{{}, TaskGraphs(tasks.cost), {}, {}, {}} {
     std::erase_if(runs_, [&](const Run& run) { return parameter_bytes(run) < least_bytes; });
@@ -200,6 +202,13 @@ class Condenser {
     return true;
   }
 
+  std::vector<int32_t> kinds_of(size_t s) const {
+    std::vector<int32_t> out;
+    for (const int32_t d : tasks_.mesh(static_cast<int32_t>(s)).devices)
+      out.push_back(d < 0 || kinds_.empty() ? d < 0 : kinds_[static_cast<size_t>(d)]);
+    return out;
+  }
+
   // Of stages one behind the other that have as much as whole layers of one run and nothing else, the first stays.
   bool keep_stages() {
     constexpr int32_t kEmpty = -1, kMixed = -2;
@@ -214,7 +223,8 @@ class Condenser {
     };
     const auto like_before = [&](size_t s) {
       return s > 0 && repeats(s) && repeats(s - 1) && only[s] == only[s - 1] &&
-             tasks_.mesh(static_cast<int32_t>(s)).axes == tasks_.mesh(static_cast<int32_t>(s) - 1).axes;
+             tasks_.mesh(static_cast<int32_t>(s)).axes == tasks_.mesh(static_cast<int32_t>(s) - 1).axes &&
+             kinds_of(s) == kinds_of(s - 1);
     };
     for (size_t s = 0; s < tasks_.stages(); ++s) {
       if (only[s] == kEmpty) return false;
@@ -385,6 +395,7 @@ class Condenser {
   const Graph& g_;
   const TaskGraphs& tasks_;
   size_t more_;
+  const std::vector<int32_t>& kinds_;
   std::vector<Run> runs_;
   std::vector<std::vector<Part>> parts_;  // [stage][run]
   std::vector<int32_t> run_of_;           // per op; -1: none
@@ -400,8 +411,9 @@ class Condenser {
 
 }  // namespace
 
-std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more) {
-  return Condenser(graph, tasks, least_bytes, more).run();
+std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more,
+                                  const std::vector<int32_t>& kinds) {
+  return Condenser(graph, tasks, least_bytes, more, kinds).run();
 }
 
 Condensed one_layer_less(Condensed few, const Condensed& more) {

@@ -24,8 +24,10 @@ struct Condensed {
 // Of a model with its stages. None where too little would go, or where stages or replicas are not alike enough:
 // pipelines of which a device passes values from one virtual stage to another, whole micro-batches for each replica.
 // `least_bytes`: of a layer's parameters on a device; smaller ones do more with each other than with their neighbours
-// (buckets). `more`: so many layers of each stage stay beyond those that must.
-std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more = 0);
+// (buckets). `more`: so many layers of each stage stay beyond those that must. `kinds`: of each device, equal for those
+// that are alike; empty: all are.
+std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, double least_bytes, size_t more = 0,
+                                  const std::vector<int32_t>& kinds = {});
 
 // `few` as the condensed form of the model that `more` is by itself, which has a layer more of each run.
 Condensed one_layer_less(Condensed few, const Condensed& more);

@@ -1,4 +1,5 @@
 // What is estimated without making the plan against what the plan says.
+#include "cluster/device_kinds.h"
 #include "golden.h"
 #include "report/estimate.h"
 #include "simulate/simulate.h"
@@ -33,7 +34,7 @@ bool is_condensed(const Graph& graph, const Row& row, double least_bytes = 0) {
   const std::vector<DeviceSpec> devices = parse_devices(row.devices);
   const TaskGraphs tasks =
       form_task_graphs(scoped, devices, row.strategy, CostModel(devices, 1, kMachineOfCores), false);
-  return condense(scoped, tasks, least_bytes).has_value();
+  return condense(scoped, tasks, least_bytes, 0, kinds_of(devices)).has_value();
 }
 
 // Calls body(mine, its) with the memory that the estimate and the plan give each device.
@@ -143,6 +144,28 @@ TEST_CASE("an estimate of a deep model is within 2 % of the plan, of a few of it
                          {"null:3", "split(3, shares=[2,1,1])"}}) {
     CHECK(is_condensed(graph, row));
     check_within_two_percent(graph, row);
+  }
+}
+
+TEST_CASE("an estimate of a deep model on unlike devices is within 2 % of the plan, of a few of its layers") {
+  Gpt s;
+  s.batch = 16, s.layers = 26, s.dim = 1024, s.heads = 8, s.seq = 128;
+  const Graph graph = graph_of(s);
+  for (const Row& row :
+       {Row{"V100-32GB:2,P100-16GB:2", "replica", 1, 4},
+        {"V100-32GB:2,P100-16GB:2", "split(4)"},
+        {"V100-32GB:2,P100-16GB:2", "pipeline(4, micro_batches=8)", 0, 0, Recompute::kFull},
+        {"4xV100-32GB + 4xP100-16GB", "pipeline(4, micro_batches=8) > replica(2)", 1},
+        {"4xV100-32GB + 4xP100-16GB", "replica(2) > pipeline(4, micro_batches=4)", 1},
+        {"4xV100-32GB + 4xT4", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 3, 0, Recompute::kNone, 0,
+         Precision::kFloat16}}) {
+    CHECK(is_condensed(graph, row));
+    check_within_two_percent(graph, row);
+    const std::vector<DeviceSpec> devices = parse_devices(row.devices);
+    CompileOptions options = options_of(row);
+    const double seconds = estimate(graph, devices, options).seconds;
+    options.fetch = {"loss"};  // all layers are looked at
+    CHECK(seconds == doctest::Approx(estimate(graph, devices, options).seconds).epsilon(0.02));
   }
 }
 

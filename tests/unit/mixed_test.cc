@@ -176,12 +176,40 @@ TEST_CASE("auto: a slow network is worth no more than what is behind it") {
   CHECK(best("V100:4~1Mb/s|V100:2~1Mb/s") <= best("V100:4") * (1 + 1e-9));
 }
 
-TEST_CASE("auto: a model with annotations is refused, not planned in part") {
-  small::Model m = small::mlp();
-  Scope scope;
-  scope.kind = ScopeKind::kReplica, scope.parent = 0, scope.count = 2;
-  m.g.scopes.push_back(scope);
-  CHECK(has(message_of([&] { compile(m.g, parse_devices("null:2"), with("auto")); }), "has annotations (replica)"));
+TEST_CASE("auto: what a model has written stays; the rest is looked for") {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {64, 512}), y = m.input("y", {64, 512});
+  m.enter(ScopeKind::kReplica, 2);
+  const TensorId h = m.op(k_tanh, {m.op(k_matmul, {x, m.variable("w", {512, 512})})});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_squared_difference, {h, y})}), OptimizerKind::kAdamW);
+  const Plan plan = compile(m.g, parse_devices("V100:4"), with("auto"));
+  CHECK(plan.devices.size() == 2);  // as many as are written
+  CHECK(has(plan.strategy, "replica(2)"));
+  const Found found = search(m.g, parse_devices("V100:4"), {});
+  CHECK(found.winner().candidate.strategy.empty());
+  CHECK(std::ranges::any_of(found.list, [](const Judged& j) { return j.candidate.accumulation > 0; }));
+}
+
+// The Whale paper's classifier of many classes (section 2.2): nearly all parameters are in one product, whose gradient
+// is larger than what it computes.
+TEST_CASE("auto: one part with most of the parameters is split, the rest replicated") {
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {1024, 512}), y = m.input("y", {1024}, DType::kI32);
+  TensorId h = x;
+  for (int l = 0; l < 6; ++l) h = m.op(k_tanh, {m.op(k_matmul, {h, m.variable(fmt::format("w{}", l), {512, 512})})});
+  m.enter(ScopeKind::kName);
+  m.g.scopes.back().name = "head";
+  const TensorId logits = m.op(k_matmul, {h, m.variable("classes", {512, 50000})});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y})}), OptimizerKind::kSgd);
+  const std::vector<DeviceSpec> devices = parse_devices("4xV100:1~50Gb/s");
+  const Found found = search(m.g, devices, {});
+  REQUIRE(found.fits());
+  const double part = seconds_of(compile(m.g, devices, with("replica(4); head: split(4)")));
+  CHECK(part < 0.5 * seconds_of(compile(m.g, devices, with("replica(4)"))));
+  CHECK(found.winner().seconds <= part);
+  CHECK(std::ranges::any_of(found.list, [](const Judged& j) { return has(j.candidate.strategy, "; head: split(4)"); }));
 }
 
 TEST_CASE("mixed: messages of a stage go beside its work") {
