@@ -92,6 +92,8 @@ CompileOptions read_options(const whale_plan_options& o) {
   if (bound(o.most_price, "options.most_price") > 0) search.most_price = o.most_price;
   if (bound(o.least_throughput, "options.least_throughput") > 0) search.least_throughput = o.least_throughput;
   if (bound(o.search_seconds, "options.search_seconds") > 0) search.seconds = o.search_seconds;
+  search.ranks = static_cast<int32_t>(std::max<int64_t>(1, number<int64_t>(o.ranks, 0, INT32_MAX, "options.ranks")));
+  search.present = text(o.present, "options.present");
   return out;
 }
 

@@ -576,9 +576,13 @@ typedef struct whale_plan_options {
   double most_price;              /* of a step that "auto" may choose, in the currency of the devices' prices; 0: any */
   double least_throughput;        /* samples a second that "auto" may choose; 0: any */
   double search_seconds;          /* that "auto" searches for, about; 0: 10 */
+  int32_t ranks;                  /* processes that the devices are of, in even runs: "auto" uses all devices then, as they are listed;
+                                     0: 1 */
+  whale_str present;              /* a strategy that the model has now: "auto" looks at what is near it and nothing else, for a device
+                                     lost, added or slower; empty: none */
 } whale_plan_options;
 #define WHALE_PLAN_OPTIONS_INIT \
-  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0.0, 0.0, 0.0}
+  {sizeof(whale_plan_options), {0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0, 0}, 0, 0.0, 0.0, 0.0, 0, {0, 0}}
 
 typedef enum whale_objective {
   WHALE_OBJECTIVE_THROUGHPUT = 0, /* the fastest step */

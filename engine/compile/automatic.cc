@@ -114,9 +114,10 @@ class Search {
     sets_ = sets_of_devices();
     parts_ = parts_worth_a_clause(graph_);
     for (const Set& set : sets_) is_annotated() ? annotated_shapes(set) : shapes(set);
+    Found out{.list = {}, .batch = batch_};
+    if (!asked_.present.empty()) out.not_tried = keep_near(shape_of(asked_.present));
     // What is likely to be fast first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [](const Shape& s) { return s.rank; });
-    Found out{.list = {}, .batch = batch_};
     // Nothing that is left can be as fast as the best by its estimate, were its counts as far off to its favour as any
     // were so far; twice as far while few have said how far that is.
     constexpr size_t kFewest = 8;
@@ -150,11 +151,30 @@ class Search {
 
   struct Shape {
     Candidate candidate;
+    int64_t stages = 1, split = 1;
     bool replicas = false;
     double rank = 0;
     double ways = 1;               // that parameters are cut into
     double cut = 0, cut_ways = 1;  // bytes of parameters that are cut in other ways
   };
+
+  // The stages and ways of a strategy that is written.
+  static Shape shape_of(const std::string& strategy) {
+    Shape out;
+    for (const StrategyClause& clause : parse_clauses(strategy))
+      if (clause.name.empty())
+        for (const Scope& scope : clause.nest) {
+          if (scope.kind == ScopeKind::kPipeline) out.stages = std::max<int64_t>(1, scope.count);
+          if (scope.kind == ScopeKind::kSplit) out.split = std::max<int64_t>(1, scope.count);
+        }
+    return out;
+  }
+  // Shapes with half to twice as many stages and ways as the present one. Returns how many go.
+  size_t keep_near(const Shape& present) {
+    const auto near = [](int64_t a, int64_t b) { return a <= 2 * b && b <= 2 * a; };
+    return std::erase_if(
+        shapes_, [&](const Shape& s) { return !near(s.stages, present.stages) || !near(s.split, present.split); });
+  }
 
   double elapsed() const { return thread_seconds() - began_; }
   struct Set {
@@ -193,6 +213,10 @@ class Search {
       of_type[types[d]].push_back(all.devices.back());
     }
     std::vector<Set> out{all};
+    if (asked_.ranks > 1) {
+      measure(out[0]);
+      return out;
+    }
     const auto add_set = [&](Set set) {
       if (!set.devices.empty() && std::ranges::none_of(out, [&](const Set& s) { return s.devices == set.devices; }))
         out.push_back(std::move(set));
@@ -225,8 +249,30 @@ class Search {
           if (types[static_cast<size_t>(d)] != type) others.devices.push_back(d);
         add_set(std::move(others));
       }
+    add_set(without_some(all));
     if (are_unlike(devices_)) add_sorted(all, out);
     for (Set& set : out) measure(set);
+    return out;
+  }
+
+  // Without the slowest few, where fewer can be cut in more ways: of 63 devices 60.
+  Set without_some(const Set& all) const {
+    constexpr double kLeast = 0.8, kMore = 1.25;  // of all; of what many ways are worth
+    const auto n = std::ssize(all.devices);
+    const auto worth = [](int64_t count) {
+      return static_cast<double>(count) * std::log2(1 + std::ssize(divisors(count)));
+    };
+    int64_t best = n;
+    for (int64_t count = n - 1; count >= kLeast * static_cast<double>(n); --count)
+      if (worth(count) > kMore * worth(n) && worth(count) > worth(best)) best = count;
+    std::vector<int32_t> slowest = all.devices;
+    std::ranges::stable_sort(slowest, [&](int32_t a, int32_t b) {
+      const auto rate = [&](int32_t d) { return devices_[static_cast<size_t>(d)].figures.f32_flops_per_second; };
+      return std::pair(rate(a), b) < std::pair(rate(b), a);
+    });
+    Set out{fmt::format("{} of {} devices", best, n), {}};
+    out.devices.assign(slowest.begin() + (n - best), slowest.end());
+    std::ranges::sort(out.devices);
     return out;
   }
 
@@ -338,6 +384,8 @@ class Search {
                               .accumulation = stages == 1 ? parts : 0,
                               .devices = set.devices,
                               .of = set.name},
+                .stages = stages,
+                .split = split,
                 .replicas = replicas > 1,
                 .rank = 0,
                 .ways = static_cast<double>(split * stages)};

@@ -25,6 +25,8 @@ struct SearchOptions {
   double least_throughput = 0;                                  // samples a second
   double seconds = 10;                                          // that a search may take, about
   size_t simulated = 4;                                         // the best, judged by the simulator too
+  int32_t ranks = 1;         // that the devices are of, in even runs: with several all devices are used, as listed
+  std::string present = {};  // a strategy that the model has now: what is near it is looked at, and nothing else
 };
 
 struct CompileOptions : PlanOptions {

@@ -151,14 +151,13 @@ TEST_CASE("an estimate of a deep model on unlike devices is within 2 % of the pl
   Gpt s;
   s.batch = 16, s.layers = 26, s.dim = 1024, s.heads = 8, s.seq = 128;
   const Graph graph = graph_of(s);
-  for (const Row& row :
-       {Row{"V100-32GB:2,P100-16GB:2", "replica", 1, 4},
-        {"V100-32GB:2,P100-16GB:2", "split(4)"},
-        {"V100-32GB:2,P100-16GB:2", "pipeline(4, micro_batches=8)", 0, 0, Recompute::kFull},
-        {"4xV100-32GB + 4xP100-16GB", "pipeline(4, micro_batches=8) > replica(2)", 1},
-        {"4xV100-32GB + 4xP100-16GB", "replica(2) > pipeline(4, micro_batches=4)", 1},
-        {"4xV100-32GB + 4xT4", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 3, 0, Recompute::kNone, 0,
-         Precision::kFloat16}}) {
+  for (const Row& row : {Row{"V100-32GB:2,P100-16GB:2", "replica", 1, 4},
+                         {"V100-32GB:2,P100-16GB:2", "split(4)"},
+                         {"V100-32GB:2,P100-16GB:2", "pipeline(4, micro_batches=8)", 0, 0, Recompute::kFull},
+                         {"4xV100-32GB + 4xP100-16GB", "pipeline(4, micro_batches=8) > replica(2)", 1},
+                         {"4xV100-32GB + 4xP100-16GB", "replica(2) > pipeline(4, micro_batches=4)", 1},
+                         {"4xV100-32GB + 4xT4", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 3, 0,
+                          Recompute::kNone, 0, Precision::kFloat16}}) {
     CHECK(is_condensed(graph, row));
     check_within_two_percent(graph, row);
     const std::vector<DeviceSpec> devices = parse_devices(row.devices);

@@ -212,6 +212,24 @@ TEST_CASE("auto: one part with most of the parameters is split, the rest replica
   CHECK(std::ranges::any_of(found.list, [](const Judged& j) { return has(j.candidate.strategy, "; head: split(4)"); }));
 }
 
+TEST_CASE("auto: from the present strategy only what is near it; ranks all have a device") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 8, 16);
+  CompileOptions options;
+  options.search.present = "replica(2) > pipeline(4, micro_batches=8)";
+  const Found near = search(m.g, parse_devices("7xV100:1~50Gb/s"), options);  // one of eight is lost
+  REQUIRE(near.fits());
+  for (const Judged& j : near.list) {
+    CAPTURE(j.candidate.strategy);
+    CHECK(has(j.candidate.strategy, "pipeline("));  // two to eight stages
+  }
+  CHECK(near.list.size() + near.not_tried > 3 * near.list.size());
+  options.search.present.clear(), options.search.ranks = 2;
+  const small::Model tiny = small::gpt(2, OptimizerKind::kSgd, 1, 8, 8, 8, 1);
+  const std::vector<DeviceSpec> devices = parse_devices("2xV100:1~1Mb/s");
+  for (const Judged& j : search(tiny.g, devices, options).list) CHECK(j.candidate.devices.size() == 2);
+  CHECK(search(tiny.g, devices, {}).winner().candidate.devices.size() == 1);
+}
+
 TEST_CASE("mixed: messages of a stage go beside its work") {
   const small::Model m = small::gpt(6, OptimizerKind::kSgd, 6);
   for (const char* devices : {"V100:1~1Gb/s|V100:1~1Gb/s", "T4:1~5Gb/s|A100:1~5Gb/s"}) {

@@ -20,7 +20,7 @@ struct Options {
   std::vector<double> shares;
   std::vector<int32_t> policies;
   std::vector<int64_t> train_batches, eval_batches;
-  std::string profile;
+  std::string profile, present;
 };
 
 std::vector<std::string> pieces(const std::string& text) {
@@ -135,6 +135,8 @@ const Row kRows[] = {
     {"budget", "of strategy auto: what a step may cost", Kind::kReal, 0, real<&O::most_price>},
     {"min-throughput", "of strategy auto: samples a second at least", Kind::kReal, 0, real<&O::least_throughput>},
     {"search-seconds", "that strategy auto may search, about (default 10)", Kind::kReal, 0, real<&O::search_seconds>},
+    {"present", "of strategy auto: the strategy that the model has now; only what is near it is looked at", Kind::kText,
+     0, [](const std::string& text, Options& to) { to.present = text, to.c.present = str(to.present); }},
     {"adasum", "combine the gradients of replicas by Adasum", Kind::kFlag, 0, flag<&O::adasum>},
     {"exact", "bitwise equal for any replicas of whole micro-batches, pipeline, ZeRO", Kind::kFlag, 0, flag<&O::exact>},
     {"no-overlap", "communicate on the compute queue, for comparison", Kind::kFlag, 0, flag<&O::no_overlap>},
@@ -188,7 +190,7 @@ auto with_options(whale_engine* engine, const whale_graph* graph, const PlanArgu
                                   {"f64", WHALE_PRECISION_F64}});
   for (const Row& row : kRows)
     if (const auto it = arguments.given.find(row.name); it != arguments.given.end()) row.read(it->second, options);
-  options.c.timeout_seconds = arguments.timeout;
+  options.c.timeout_seconds = arguments.timeout, options.c.ranks = arguments.ranks;
   return use(engine, graph, static_cast<const whale_cluster*>(cluster.get()), &options.c);
 }
 

@@ -20,6 +20,7 @@ struct PlanArguments {
   std::string precision;                     // "", "f32", "bf16", "f16", "f64"
   std::vector<std::string> fetch;            // tensors, besides the graph's outputs
   std::map<std::string, std::string> given;  // the other options by name, "matmul-chunks": as text; of a flag ""
+  int32_t ranks = 1;                         // that the devices are of
   int64_t trials = 0;                        // of strategy auto: candidates that are run; 0: none
   double timeout = 0;                        // seconds of planning
   std::string init_dir;                      // that initial values may be read from

@@ -52,7 +52,7 @@ World join_processes(whale_engine* engine, PlanArguments& plan, bool devices_giv
   if (plan.trials > 0) throw Failure("--trials runs in one process; plan with it there, and launch the plan file");
   if (session.ranks > 1) throw Failure("--ranks: this process is one of several already");
   if (!devices_given) plan.devices = "cpu:" + std::to_string(size);
-  session.world = world.get();
+  session.world = world.get(), plan.ranks = size;
   return world;
 }
 

@@ -289,6 +289,8 @@ class whale_plan_options(Structure):
         ("most_price", c_double),
         ("least_throughput", c_double),
         ("search_seconds", c_double),
+        ("ranks", c_int32),
+        ("present", whale_str),
     ]
 
 

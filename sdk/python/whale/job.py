@@ -191,7 +191,7 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
          offload: Sequence[str] = (), update: str = "auto", matmul_chunks: int = 0, prefetch: int = 0, accumulate_dtype: str | None = None,
          train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True, timeout: float = 0,
          world: World | None = None, profile: Mapping[str, Any] | str | os.PathLike | None = None, objective: str = "throughput",
-         budget: float = 0, min_throughput: float = 0, search_seconds: float = 0) -> Plan:
+         budget: float = 0, min_throughput: float = 0, search_seconds: float = 0, present: "Plan | str" = "") -> Plan:
     """Plans a graph for devices; seals the graph. Needs no device, and raises what cannot be planned (``InvalidArgument``, with the scope,
     the op and the line of the program that made it).
 
@@ -246,6 +246,9 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
     profile
         Figures of the machine that choices go by: what ``whale.probe`` gave, a file of it, or a mapping of figures by name
         (``{"link.bytes_per_second": 1e9}``; docs/profiles.md). None: those of devices that nobody has measured. The plan keeps them.
+    present
+        Of strategy ``"auto"``: the plan that runs now, or its strategy: what is near it is looked at and nothing else, for a device that was lost,
+        added or is slower.
     objective, budget, min_throughput, search_seconds
         Of strategy ``"auto"``: ``"throughput"`` or ``"price"`` of a step; what a step may cost at most, in the currency of the devices' prices,
         0: anything; samples a second at least; seconds that a search may take, about, 0: 10.
@@ -322,7 +325,7 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
               train_batches: Sequence[int] = (), eval_batches: Sequence[int] = (), overlap: bool = True, fusion: bool = True,
               timeout: float = 0, world: World | None = None,
               profile: Mapping[str, Any] | str | os.PathLike | None = None, objective: str = "throughput", budget: float = 0,
-              min_throughput: float = 0, search_seconds: float = 0) -> tuple[Handle, Any, Handle]:
+              min_throughput: float = 0, search_seconds: float = 0, present: "Plan | str" = "") -> tuple[Handle, Any, Handle]:
     """Cluster, options and cancel token of ``plan``'s arguments, checked."""
     if world is not None:
         devices = devices or f"cpu:{arguments.instance('world', world, World, 'a whale.World').size}"
@@ -388,6 +391,8 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
     options.most_price = arguments.number("budget", budget, 0)
     options.least_throughput = arguments.number("min_throughput", min_throughput, 0)
     options.search_seconds = arguments.number("search_seconds", search_seconds, 0)
+    options.ranks = world.size if world is not None else 1
+    options.present = string(present.to_dict()["strategy"] if isinstance(present, Plan) else arguments.text("present", present))
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     options.cancel, options.timeout_seconds = cancel.pointer, arguments.number("timeout", timeout, 0)
     options.keep = keep, names, shares, batches
