@@ -10,6 +10,7 @@
 #include "base/watch.h"
 #include "plan/figures.h"
 #include "plan/trace.h"
+#include "report/predicted_trace.h"
 
 namespace whale {
 namespace {
@@ -96,7 +97,8 @@ class TraceReader {
   }
 
   void check_about(const Value& about) {
-    if (text_at(about, "timeline") == kTraceClocks[static_cast<size_t>(TraceClock::kPredicted)])
+    if (text_at(about, "timeline") == kTraceClocks[static_cast<size_t>(TraceClock::kPredicted)] &&
+        !is_of_null_devices(plan_))
       throw fault("is a predicted timeline, not one of a run");
     for (const auto& [key, own] : {std::pair{"model", plan_.model}, std::pair{"strategy", plan_.strategy}})
       if (about.contains(key) && text_at(about, key) != own)

@@ -39,6 +39,7 @@ class PageData {
     if (plan.entries.empty())
       throw error(Code::kFailedPrecondition, "plan '{}' has no entries: there is nothing to show", plan.model);
     if (!traces.empty()) measured_ = measured_of(plan, traces);
+    if (is_of_null_devices(plan)) measured_.reset();  // it is the prediction
     entry_ = &plan.entries[0];
     if (measured_ && !measured_->entry.empty()) {
       if (const Entry* same = plan.find_entry(measured_->entry, measured_->batch))

@@ -16,7 +16,14 @@ namespace whale {
 std::string predicted_trace(const Plan& plan) {
   if (plan.entries.empty())
     throw error(Code::kFailedPrecondition, "plan '{}' has no entries: there is nothing to show", plan.model);
-  const Entry& entry = plan.entries[0];
+  return predicted_trace(plan, plan.entries[0]);
+}
+
+bool is_of_null_devices(const Plan& plan) {
+  return std::ranges::all_of(plan.devices, [](const DeviceSpec& d) { return d.kind == DeviceKind::kNull; });
+}
+
+std::string predicted_trace(const Plan& plan, const Entry& entry) {
   const std::optional<StepTimes> times = times_of(plan, entry, kMostSimulated);
   if (!times)
     throw unimplemented(

@@ -22,6 +22,7 @@
 #include "compile/checks.h"
 #include "compile/compile.h"
 #include "ir/learning_rate.h"
+#include "report/predicted_trace.h"
 #include "run/executor.h"
 #include "run/flight_record.h"
 #include "run/report.h"
@@ -850,6 +851,7 @@ std::string Session::timeline() {
   impl_->settle();
   if (impl_->last == nullptr || !impl_->last->has_timeline())
     throw error(Code::kFailedPrecondition, "there is no timeline: switch tracing on before the run");
+  if (is_of_null_devices(*impl_->plan)) return predicted_trace(*impl_->plan, impl_->last->entry());
   return to_chrome_trace(impl_->last->timeline(), *impl_->plan, impl_->last->entry());
 }
 

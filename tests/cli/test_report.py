@@ -223,6 +223,16 @@ def test_a_predicted_trace_is_in_the_format_of_a_measured_one(tmp_path):
     assert any(e["args"]["scope"].startswith("block0") or "block0" in e["args"]["scope"] for events in one.values() for e in events)
 
 
+def test_the_clock_of_null_devices_is_the_simulators(tmp_path):
+    whale("model", *GPT, "-o", tmp_path / "m.whale")
+    whale("plan", tmp_path / "m.whale", "--devices", "V100-32GB:2,P100-16GB:2", "--strategy", "replica(2) > pipeline(2, micro_batches=3)", "-o", tmp_path / "p.plan", "--trace", tmp_path / "predicted.json",
+          "--report", tmp_path / "plan.html")
+    whale("run", tmp_path / "p.plan", "--steps", "2", "--quiet", "--trace", tmp_path / "run.json", "--report", tmp_path / "run.html")
+    assert (tmp_path / "run.json").read_text() == (tmp_path / "predicted.json").read_text()
+    assert page_of(tmp_path / "run.html").data["measured"] is None
+    assert (tmp_path / "run.html").read_text() == (tmp_path / "plan.html").read_text()
+
+
 def test_what_was_measured_stands_beside_the_prediction(tmp_path):
     whale("model", *GPT, "-o", tmp_path / "m.whale")
     whale("plan", tmp_path / "m.whale", "--devices", "cpu:2", "--strategy", "replica(2, shares=[2,1])", "-o", tmp_path / "p.plan")
@@ -284,7 +294,7 @@ def span(**changes):
 def test_what_is_no_timeline_of_the_plan_is_refused(trace, said, tmp_path):
     whale("model", *MLP, "-o", tmp_path / "m.whale")
     (tmp_path / "t.json").write_text(trace if isinstance(trace, str) else json.dumps(trace))
-    text = whale("plan", tmp_path / "m.whale", "--devices", "null:2", "--strategy", "replica", "--report", tmp_path / "r.html", "--measured", tmp_path / "t.json", code=2)
+    text = whale("plan", tmp_path / "m.whale", "--devices", "cpu:2", "--strategy", "replica", "--report", tmp_path / "r.html", "--measured", tmp_path / "t.json", code=2)
     assert said in text and "trace 1" in text and "whale run --trace" in text and not (tmp_path / "r.html").exists()
 
 

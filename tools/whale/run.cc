@@ -140,6 +140,12 @@ static bool computes_nothing(const whale_plan* plan) {
     if (device.contains("type") && device.at("kind") == "null") return true;
   return false;
 }
+static void say_what_is_not_here(const whale_plan* plan) {
+  if (computes_nothing(plan))
+    std::fprintf(stderr,
+                 "whale: the devices of this plan are planned for and not here: nothing is computed, losses are 0; how "
+                 "long a step would take there says whale simulate\n");
+}
 
 void add_run(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("run", "train");
@@ -191,9 +197,7 @@ void add_run(CLI::App& app, int& exit_code) {
     const bool first = is_first(state->session);
     if (!first) state->json = false, state->quiet = true;
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
-    if (first && computes_nothing(static_cast<const whale_plan*>(plan.get())))
-      std::fprintf(stderr,
-                   "whale: the devices of this plan are planned for and not here: nothing is computed, losses are 0\n");
+    if (first) say_what_is_not_here(static_cast<const whale_plan*>(plan.get()));
     if (!state->save.empty()) check_savable(plan.get());
     const std::vector<InputSpec> inputs = inputs_of(plan.get(), "train");
     const auto data = open_data(state->data, inputs);
@@ -323,6 +327,7 @@ void add_bench(CLI::App& app) {
     const double begin = seconds_now();
     Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const double planned = seconds_now();
+    if (is_first(state->session)) say_what_is_not_here(static_cast<const whale_plan*>(plan.get()));
     std::string devices = state->arguments.devices;
     if (kind_of(state->path) == FileKind::kPlan) {
       devices.clear();
