@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <optional>
+#include <set>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -191,7 +192,17 @@ static void check_levels(std::string_view content) {
 
 std::vector<DeviceSpec> devices_of_json(std::string_view content) {
   check_levels(content);
-  const Json json = Json::parse(content, nullptr, false);
+  std::vector<std::set<std::string>> names;  // of the objects that are open
+  std::string twice;
+  const auto look = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) names.emplace_back();
+    if (event == Json::parse_event_t::object_end) names.pop_back();
+    if (event == Json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second)
+      twice = parsed.get<std::string>();
+    return true;
+  };
+  const Json json = Json::parse(content, look, false);
+  if (!twice.empty()) throw invalid("cluster file: '{}' is given twice in one object", brief(twice, 40));
   if (json.is_discarded()) throw invalid("cluster file: it begins like JSON and is none");
   const Place file{&json, ""};
   if (file.find("nodes")) return of_nodes(file);

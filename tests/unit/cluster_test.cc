@@ -85,6 +85,8 @@ TEST_CASE("cluster files: what is wrong is named with its place") {
   refused("{", "is none");
   refused((std::string(R"({"nodes":)") + std::string(60000, '[')).c_str(), "65 deep");
   refused("{}", "neither nodes");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1, "count": 2}]}]})", "'count' is given twice");
+  refused(R"({"nodes": [{"devices": [{"type": "T4"}]}], "nodes": []})", "'nodes' is given twice");
   refused(R"({"nodes": []})", "something in it");
   refused(R"({"nodes": 3})", "nodes is 3");
   refused(R"({"nodes": [{}]})", "devices in it");
