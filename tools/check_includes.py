@@ -20,7 +20,7 @@ PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "r
 # validate/ asks the cost model and the planner, and runs nothing.
 EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("probe", "cluster"), ("comm", "cost"),
               ("validate", "cost"), ("validate", "cluster"), ("validate", "task"), ("validate", "compile"), ("validate", "simulate"),
-              ("validate", "search")}
+              ("validate", "search"), ("validate", "plan")}
 
 # What proves plans shares nothing with what makes them.
 APART = {("prove", other) for other in ("task", "shard", "rewrite", "schedule", "cost")}

@@ -8,8 +8,6 @@
 namespace whale {
 namespace {
 
-constexpr double kDropout = 0.1;
-
 class GptBuilder {
  public:
   GptBuilder(const GptSizes& sizes, const GptCuts& cuts) : s_(sizes), cuts_(cuts) {}
@@ -20,7 +18,10 @@ class GptBuilder {
     const size_t stages = cuts_.layers.size();
     Scope pipeline;
     pipeline.kind = ScopeKind::kPipeline, pipeline.micro_batches = cuts_.micro_batches;
-    enter(ScopeKind::kReplica, cuts_.replicas);
+    Scope replica;  // equal shares, on unlike devices too
+    replica.kind = ScopeKind::kReplica, replica.count = cuts_.replicas;
+    replica.shares.assign(static_cast<size_t>(cuts_.replicas), 1.0);
+    enter(std::move(replica));
     enter(std::move(pipeline));
     const ScopeId around = scope_;
     TensorId x = kNone;
@@ -105,7 +106,9 @@ class GptBuilder {
               name);
   }
   TensorId reshape(TensorId x, Dims dims) { return op("reshape", {x}, {{"shape", Ints(dims)}}); }
-  TensorId dropped(TensorId x) { return op("dropout", {x}, {{"rate", kDropout}, {"key", ++keys_}}); }
+  TensorId dropped(TensorId x) {
+    return s_.dropout > 0 ? op("dropout", {x}, {{"rate", s_.dropout}, {"key", ++keys_}}) : x;
+  }
 
   TensorId embed(TensorId tokens) {
     const TensorId found =
@@ -113,14 +116,30 @@ class GptBuilder {
     return dropped(op("add", {found, parameter("positions.weight", {s_.sequence, s_.hidden})}));
   }
 
+  TensorId fused(TensorId packed, const std::string& name) {
+    const TensorId heads = reshape(packed, {s_.batch, s_.sequence, 3 * s_.heads, s_.hidden / s_.heads});
+    return cut("heads", "attention", {heads},
+               {{"causal", true}, {"kv_heads", s_.heads}, {"dropout", s_.dropout}, {"key", ++keys_}}, name);
+  }
+  // The mask costs nothing beside the softmax, and is left out.
+  TensorId with_scores(TensorId packed) {
+    const int64_t b = s_.batch, t = s_.sequence, d = s_.hidden / s_.heads;
+    packed = reshape(packed, {b, t, s_.heads, 3 * d});
+    const auto part = [&](int64_t k) {
+      const TensorId x =
+          op("slice", {packed}, {{"starts", Ints{0, 0, 0, k * d}}, {"limits", Ints{b, t, s_.heads, (k + 1) * d}}});
+      return op("transpose", {x}, {{"perm", Ints{0, 2, 1, 3}}});
+    };
+    const TensorId scores = op("softmax", {op("matmul", {part(0), part(1)}, {{"transpose_b", true}})});
+    return op("transpose", {op("matmul", {scores, part(2)})}, {{"perm", Ints{0, 2, 1, 3}}});
+  }
+
   TensorId block(TensorId x, const std::string& name) {
     const ScopeId around = scope_;
     enter_name(block_ = name);
     const int64_t b = s_.batch, t = s_.sequence, h = s_.hidden;
     TensorId a = linear(norm(x, name + ".norm1"), name + ".qkv", h, 3 * h, "columns");
-    a = reshape(a, {b, t, 3 * s_.heads, h / s_.heads});
-    a = cut("heads", "attention", {a},
-            {{"causal", true}, {"kv_heads", s_.heads}, {"dropout", kDropout}, {"key", ++keys_}}, name + ".attention");
+    a = s_.keeps_scores ? with_scores(a) : fused(a, name + ".attention");
     x = op("add", {x, dropped(linear(reshape(a, {b, t, h}), name + ".out", h, h, "rows"))});
     TensorId f = op("gelu", {linear(norm(x, name + ".norm2"), name + ".up", h, 4 * h, "columns")});
     x = op("add", {x, dropped(linear(f, name + ".down", 4 * h, h, "rows"))});

@@ -11,6 +11,8 @@ namespace whale {
 
 struct GptSizes {
   int64_t layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0, batch = 0;
+  double dropout = 0.1;
+  bool keeps_scores = false;  // attention as ops of its own, whose softmax is kept for the backward pass
   friend bool operator==(const GptSizes&, const GptSizes&) = default;
 };
 struct GptCuts {

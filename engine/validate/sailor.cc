@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "plan/figures.h"
 #include "validate/csv.h"
 #include "validate/errors.h"
 #include "validate/progress.h"
@@ -20,14 +21,24 @@ namespace {
 const std::vector<std::string_view> kColumns{
     "model", "pp", "dp", "tp", "micro_batch", "global_batch", "step_s", "layers_per_stage", "devices_stage_replica"};
 
-// Chosen by hand on the rows of GH200, one for each effect that times of layers do not have.
-constexpr double kMessageBytes = 14e9;  // bytes/s of a node, of messages between stages
-constexpr double kRingBytes = 50e9;     // the same of a ring, which uses all of its links
-constexpr double kHookSeconds = 40e-6;  // that the hooks which timed a layer added to a pass of it
+// Chosen on the rows of GH200, one for each of what times of layers do not have: bytes/s of a node, of messages
+// between stages and of a ring, which uses all of its links.
+constexpr double kMessageBytes = 28e9, kRingBytes = 38e9;
 // Between the mixed nodes, from Sailor's own tables (multizone_bandwidths_het.json), not fitted: 1 Gb/s where one end
 // is a node of RTX-3090, else 25.
 constexpr double kSlowBytes = 0.115e9, kFastBytes = 2.86e9;
+// NCCL's buffer of a channel (NCCL_BUFFSIZE as it comes): a message that fits leaves its sender at once. Of a larger
+// one, sender and receiver both wait until it is through: DeepSpeed sends and receives in order, and waits for each.
+constexpr double kBufferBytes = 4 << 20;
 
+// Memory beside what the plan has. Fitted on the rows of GH200: what every device has before the model (CUDA's context,
+// loaded kernels, NCCL), and what PyTorch's allocator holds beyond what is alive.
+constexpr double kContextBytes = 4.1e9, kAllocatorShare = 0.05;
+// DeepSpeed keeps the gradients again, to sum them, and the parameters; Megatron's loss over a cut vocabulary holds the
+// logits twice more.
+constexpr double kMoreOfParameters = 2, kMoreOfLogits = 2;
+
+constexpr const char* kMemoryColumn = "max_mem_bytes";  // may be missing
 constexpr int64_t kEnds = 2;  // entries of `layers_per_stage` that are no blocks: the embedding and the classifier
 
 struct Model {
@@ -74,6 +85,7 @@ struct Row {
   std::vector<std::vector<std::array<double, 3>>> of;  // [stage][replica]: seconds of forward, backward, update
   std::vector<std::vector<bool>> slow;                 // [stage][replica]: a node with a slow network
   bool mixed = false;
+  double bytes = 0;  // of the fullest device; 0: not measured, or of mixed nodes, which count other things
 };
 
 Row row_of(const Csv& csv, size_t row, const LayerTimes& layers) {
@@ -95,10 +107,12 @@ Row row_of(const Csv& csv, size_t row, const LayerTimes& layers) {
   Row out;
   out.run.sizes = model->sizes;
   out.run.sizes.batch = batch;
+  out.run.sizes.dropout = 0, out.run.sizes.keeps_scores = true;
   out.run.cuts = {.layers = {}, .replicas = d, .ways = t, .micro_batches = batch / (d * micro)};
   out.run.devices_of_node = t;
   out.run.half = false;
-  out.run.inside = {300e9, 5e-6};  // fast: with slow ones the planner cuts in other ways than the runs did
+  // What goes on inside a node is in the layers' times, so cuts are chosen by what leaves it, as Megatron-LM's are.
+  out.run.inside = {1e15, 1e-9};
   out.seconds = csv.number(row, "step_s");
   const std::vector<std::string> cuts = split(csv.text(row, "layers_per_stage"), '|'),
                                  stages = split(csv.text(row, "devices_stage_replica"), '|');
@@ -129,8 +143,8 @@ Row row_of(const Csv& csv, size_t row, const LayerTimes& layers) {
           throw invalid("{}, row {}: there are no times of layer {} of {} on {} with micro-batches of {} and tp {}",
                         csv.path, row + 1, l, name, gpu, micro, t);
         const LayerTime& time = at->second;
-        sum[0] += std::max(0.0, time.forward - kHookSeconds);
-        sum[1] += std::max(0.0, time.backward - kHookSeconds);
+        sum[0] += time.forward;
+        sum[1] += time.backward;
         sum[2] += time.update;
       }
       out.of.back().push_back(sum);
@@ -142,7 +156,46 @@ Row row_of(const Csv& csv, size_t row, const LayerTimes& layers) {
   for (const int64_t n : out.run.cuts.layers)
     if (n < 0) throw bad("layers_per_stage", "an embedding and a classifier beside the blocks");
   out.group = out.mixed ? "mixed" : "GH200";
+  if (!out.mixed && csv.has(kMemoryColumn) && !csv.text(row, kMemoryColumn).empty())
+    out.bytes = csv.number(row, kMemoryColumn);
   return out;
+}
+
+double bytes_of(const Program& p, const BufferIds& list) {
+  double sum = 0;
+  for (const BufferId b : list)
+    if (b != kNone) sum += static_cast<double>(p.buffers[static_cast<size_t>(b)].bytes);
+  return sum;
+}
+
+// Messages that fit the sender's buffer go beside its work.
+void send_beside(Plan& plan) {
+  for (Program& p : plan.entries[0].programs)
+    for (Segment& s : p.segments)
+      for (size_t k = 0; k < s.instructions.size(); ++k) {
+        Instruction& i = s.instructions[k];
+        if (i.kind() != InstructionKind::kSend || bytes_of(p, i.in) > kBufferBytes) continue;
+        i.queue = Queue::kSend;
+        if (k > 0) i.waits.push_back({s.instructions[k - 1].queue, static_cast<int32_t>(k) - 1});
+      }
+}
+
+// Of the fullest device.
+double fullest_bytes(const Row& row, const Plan& plan) {
+  const Entry& entry = plan.entries[0];
+  const GptSizes& sizes = row.run.sizes;
+  const GptCuts& cuts = row.run.cuts;
+  const double logits = 4.0 * static_cast<double>(sizes.batch / (cuts.replicas * cuts.micro_batches) * sizes.sequence *
+                                                  sizes.vocabulary / cuts.ways);
+  double most = 0;
+  for (const DeviceRow& device : entry.rows) {
+    const MemoryClasses m = memory_of(plan, entry, static_cast<size_t>(device.program)).device;
+    const bool last = device.mesh + 1 == std::ssize(cuts.layers);
+    most = std::max(most, static_cast<double>(m.total()) + kAllocatorShare * static_cast<double>(m.activations) +
+                              kMoreOfParameters * static_cast<double>(m.parameters) +
+                              (last ? kMoreOfLogits * logits : 0) + kContextBytes);
+  }
+  return most;
 }
 
 // Passes and updates as the layers' times say, whatever instructions they are made of; messages and sums of gradients
@@ -182,8 +235,12 @@ Duration seconds_by(const Row& row, const Plan& plan) {
           const StackWork w = work(i, device.device);
           double& at = (*known)[{device.device, &i}];
           const auto part = static_cast<size_t>(run.part);
-          if (!own(i, run.part))
-            at = w.network_bytes / rate(i.link() != kNone, stage, replica) +
+          const double per = rate(i.link() != kNone, stage, replica);
+          const double received = i.kind() == InstructionKind::kReceive ? bytes_of(p, i.out) : 0;
+          if (received > kBufferBytes)
+            at = received * static_cast<double>(row.run.cuts.ways) / per;
+          else if (!own(i, run.part))
+            at = w.network_bytes / per +
                  w.inside_bytes / plan.devices[static_cast<size_t>(device.device)].figures.inside.bytes_per_second;
           else if (run.part != StepPart::kPrologue && sums[part] > 0)
             at = w.device_seconds(stack) / sums[part] * seconds[part - 1];
@@ -208,19 +265,33 @@ Json validate_sailor(const std::string& path, const ValidateOptions& options) {
   std::vector<Row> rows;
   for (size_t r = 0; r < csv.rows.size(); ++r) rows.push_back(row_of(csv, r, layers));
   RowsDone done(rows.size());
-  Errors errors;
+  Errors errors, memory;
   Json list = Json::array();
+  bool bytes = false;
   for (const Row& row : rows) {
-    const Plan plan = plan_of(row.run);
+    Plan plan = plan_of(row.run);
+    send_beside(plan);
     const double predicted = whale::times_of(plan, plan.entries[0], seconds_by(row, plan)).seconds;
     errors.add({row.group}, predicted, row.seconds);
     list.push_back({{"group", row.group}, {"measured_s", row.seconds}, {"predicted_s", predicted}});
+    if (row.bytes > 0) {
+      const double most = fullest_bytes(row, plan);
+      memory.add({row.group}, most, row.bytes);
+      list.back()["measured_bytes"] = row.bytes;
+      list.back()["predicted_bytes"] = most;
+      bytes = true;
+    }
     done.add();
   }
   Json out;
   errors.write(out);
   out["steps"] = std::move(list);
-  out["text"] = errors.table();
+  std::string text = errors.table();
+  if (bytes) {
+    memory.write(out["memory"]);
+    text += "\nmemory of the fullest device\n" + memory.table();
+  }
+  out["text"] = text;
   return out;
 }
 

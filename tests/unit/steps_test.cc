@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "caught.h"
+#include "plan/figures.h"
 #include "validate/ranking.h"
 #include "validate/step.h"
 #include "validate/validate.h"
@@ -156,7 +157,9 @@ TEST_CASE("steps: a step of layers whose times are known takes what they say") {
   {
     std::ofstream layers(folder / "layer_times.csv");
     layers << "model,gpu,micro_batch,tp,layer,fwd_s,bwd_s,update_s\n";
-    for (int l = 0; l < 26; ++l) layers << "OPT-350,GH-96,1,1," << l << ",0.01,0.02,0.003\n";
+    for (int l = 0; l < 26; ++l)
+      for (const char* of : {"GH-96,1,1,", "RTX-3090,1,1,", "RTX-3090,1,2,"})
+        layers << "OPT-350," << of << l << ",0.01,0.02,0.003\n";
   }
   const std::string columns = "model,pp,dp,tp,micro_batch,global_batch,step_s,layers_per_stage,devices_stage_replica\n";
   const auto of = [&](const std::string& row) {
@@ -165,17 +168,76 @@ TEST_CASE("steps: a step of layers whose times are known takes what they say") {
   };
   const Json one = of("OPT-350,1,1,1,1,2,1.6,26,GH-96x1\n");
   CHECK(one["form"] == "sailor");
-  constexpr double kHooks = 40e-6;  // a pass of a layer, in its times
-  CHECK(one["steps"][0]["predicted_s"].get<double>() ==
-        doctest::Approx(2 * 26 * (0.03 - 2 * kHooks) + 26 * 0.003).epsilon(1e-6));
-  const auto message = [&](const std::string& row) { return message_of([&] { of(row); }, {Code::kInvalidArgument}); };
-  CHECK(has(message("GPT-5,1,1,1,1,2,1.6,26,GH-96x1\n"), "expected OPT-350 or GPT-Neo-2.7"));
-  CHECK(has(message("OPT-350,1,1,1,1,2,1.6,25,GH-96x1\n"), "expected 26 layers together"));
-  CHECK(has(message("OPT-350,1,1,1,2,2,1.6,26,GH-96x1\n"), "there are no times of layer 0"));
-  CHECK(has(message("OPT-350,1,2,1,1,2,1.6,26,GH-96x1\n"), "expected 2 replicas a stage"));
-  CHECK(has(message("OPT-350,1,1,1,1,2,1.6,26,TPUx1\n"), "expected GH-96"));
-  CHECK(has(message("OPT-350,2,1,1,1,2,1.6,26,GH-96x1\n"), "expected 2 numbers"));
+  CHECK(one["steps"][0]["predicted_s"].get<double>() == doctest::Approx(2 * 26 * 0.03 + 26 * 0.003).epsilon(1e-6));
+  CHECK(!one.contains("memory"));
+  // A message of 8.4 MB at 0.115 GB/s holds the later stage twice for each micro-batch: it waits for it, and sends
+  // another back. Cut into two of 4 MiB, which NCCL takes at once, it holds nobody; but two micro-batches under way go
+  // around in two stages and two messages.
+  const auto pipeline = [&](int ways) {
+    return of(fmt::format("OPT-350,2,1,{0},1,8,5,13|13,RTX-3090x{0}|RTX-3090x{0}\n", ways))["steps"][0]["predicted_s"]
+        .get<double>();
+  };
+  const double stage = 13 * 0.03, message = 4.0 * 2048 * 1024 / 0.115e9, update = 13 * 0.003;
+  CHECK(pipeline(1) > 8 * (stage + 2 * message) + stage + update);
+  CHECK(pipeline(1) < 8 * (stage + 2 * message) + stage + update + 4 * message);
+  CHECK(pipeline(2) > 8 * (stage + message) + stage + update - message);
+  CHECK(pipeline(2) < 8 * (stage + message) + stage + update + message);
+  const auto refused = [&](const std::string& row) { return message_of([&] { of(row); }, {Code::kInvalidArgument}); };
+  CHECK(has(refused("GPT-5,1,1,1,1,2,1.6,26,GH-96x1\n"), "expected OPT-350 or GPT-Neo-2.7"));
+  CHECK(has(refused("OPT-350,1,1,1,1,2,1.6,25,GH-96x1\n"), "expected 26 layers together"));
+  CHECK(has(refused("OPT-350,1,1,1,2,2,1.6,26,GH-96x1\n"), "there are no times of layer 0"));
+  CHECK(has(refused("OPT-350,1,2,1,1,2,1.6,26,GH-96x1\n"), "expected 2 replicas a stage"));
+  CHECK(has(refused("OPT-350,1,1,1,1,2,1.6,26,TPUx1\n"), "expected GH-96"));
+  CHECK(has(refused("OPT-350,2,1,1,1,2,1.6,26,GH-96x1\n"), "expected 2 numbers"));
   std::filesystem::remove_all(folder);
+}
+
+// Sailor's own count of what a layer keeps (llm_info.json, SOSP'25), in elements a sample: inputs and outputs of its
+// products, and a softmax.
+TEST_CASE("steps: the memory of a run is what a closed form says") {
+  const auto folder = std::filesystem::temp_directory_path() / ("whale-sailor-" + random_id());
+  std::filesystem::create_directory(folder);
+  {
+    std::ofstream layers(folder / "layer_times.csv");
+    layers << "model,gpu,micro_batch,tp,layer,fwd_s,bwd_s,update_s\n";
+    for (int l = 0; l < 26; ++l)
+      for (const int micro : {1, 4}) layers << "OPT-350,GH-96," << micro << ",4," << l << ",0.01,0.02,0.003\n";
+  }
+  const File file(
+      "model,pp,dp,tp,micro_batch,global_batch,step_s,max_mem_bytes,layers_per_stage,devices_stage_replica\n"
+      "OPT-350,1,1,4,1,4,1,19e9,26,GH-96x4\nOPT-350,1,1,4,4,16,1,19e9,26,GH-96x4\n");
+  const Json out = validate(file.path(), {.form = {}, .profiles = folder.string()});
+  CHECK(out["memory"]["rows"] == 2);
+  const double small = out["steps"][0]["predicted_bytes"].get<double>(),
+               large = out["steps"][1]["predicted_bytes"].get<double>();
+  const double kept = 4 * (24 * 27.4e6 + 54.5e6), logits = 4.0 * 2048 * 50272 / 4;
+  CHECK(large - small == doctest::Approx(3 * (1.05 * kept + 2 * logits)).epsilon(0.1));
+  CHECK(small == doctest::Approx(4.1e9 + 24 * 103.7e6 + 1.05 * kept + 2 * logits).epsilon(0.1));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("steps: attention that keeps its scores keeps them") {
+  StepRun run = small(1, 1, false);
+  run.sizes.sequence = 512;
+  const auto activations = [](const StepRun& r) {
+    const Plan plan = plan_of(r);
+    return static_cast<double>(memory_of(plan, plan.entries[0], 0).device.activations);
+  };
+  const double fused = activations(run);
+  run.sizes.keeps_scores = true;
+  const double scores = 4.0 * 2 * 4 * 512 * 512;  // heads, samples of a micro-batch
+  const double more = activations(run) - fused;
+  CHECK(more > 0.9 * scores * 2);  // 16 bits: two bytes an element, of four layers
+  CHECK(more < 1.6 * scores * 4);
+}
+
+TEST_CASE("steps: replicas have equal shares, on unlike devices too") {
+  StepRun run = small(1, 1, false);
+  run.cuts.replicas = 2, run.cuts.micro_batches = 2, run.devices_of_node = 1;
+  run.types = {"V100-16GB", "T4"};
+  const Plan plan = plan_of(run);
+  REQUIRE(plan.entries[0].rows.size() == 2);
+  for (const DeviceRow& row : plan.entries[0].rows) CHECK(samples_of(plan.entries[0], row) == 4);
 }
 
 TEST_CASE("steps: ranks") {

@@ -81,7 +81,7 @@ class Row:
         work, times, of, links, segments, begins = [], [], [], [], 0, []
         for c in classes:
             begins.append(len(work))
-            # Replicas of a stage on another type of devices: the slowest counts.
+            # Replicas of a stage on another type of devices: pipelines of their own, up to the sums of gradients.
             again = bool(self.stages) and self.stages[-1][3] == c["stage"]
             if not again:
                 self.stages.append((segments, [s[0] for s in c["segments"]], c["schedule"], c["stage"], []))
@@ -108,14 +108,24 @@ class Row:
             d[begin:end] = np.where(self.links[begin:end], self.work[begin:end] @ message, self.work[begin:end] @ device)
             h[begin:end] = self.work[begin:end] @ host
         total = np.bincount(self.of, np.where(self.links, d, np.maximum(d, h)) * self.times, self.sums)
-        for begin, names, _, _, copies in self.stages:
-            n = 3 * len(names)
-            for c in copies[1:]:
-                total[3 * begin:3 * begin + n] = np.maximum(total[3 * begin:3 * begin + n], total[3 * c:3 * c + n])
+        part = lambda begin, s: total[3 * (begin + s):3 * (begin + s) + 3]
+        if len(self.stages) == 1:
+            _, _, schedule, _, copies = self.stages[0]
+            return (max(sum(part(c, s).sum() for s in schedule[:-1]) for c in copies) +
+                    np.max([part(c, schedule[-1]) for c in copies], axis=0).sum())
+        chains = [self.pipeline(total, [copies[min(k, len(copies) - 1)] for *_, copies in self.stages])
+                  for k in range(max(len(s[4]) for s in self.stages))]
+        # The epilogue: sums, which all copies of a stage make together, then all commit, then updates.
+        before, behind = [], []
+        for k, (_, names, _, _, copies) in enumerate(self.stages):
+            link, rest, after = np.max([part(c, names.index("epilogue")) for c in copies], axis=0)
+            before.append(max(at[k] for at in chains) + link + rest)
+            behind.append(after)
+        return max(before) + max(behind)
+
+    def pipeline(self, total, begins):
+        """When each stage is through with its micro-batches."""
         p = len(self.stages)
-        if p == 1:
-            begin, _, schedule = self.stages[0][:3]
-            return sum(total[3 * (begin + s):3 * (begin + s) + 3].sum() for s in schedule)
         come = [{}, {}]  # forward, backward: (stage, micro-batch) -> when its message is there
         at = [0.0] * p
         place = [0] * p
@@ -123,7 +133,8 @@ class Row:
         left = True
         while left:
             left = False
-            for k, (begin, names, schedule, _, _) in enumerate(self.stages):
+            for k, (_, names, schedule, _, _) in enumerate(self.stages):
+                begin = begins[k]
                 while place[k] < len(schedule):
                     segment = schedule[place[k]]
                     name = names[segment]
@@ -147,14 +158,7 @@ class Row:
                     at[k] = t
                     place[k] += 1
                     left = True
-        # The epilogue: sums, then all commit, then updates.
-        before, behind = [], []
-        for k, (begin, names, schedule, _, _) in enumerate(self.stages):
-            segment = names.index("epilogue")
-            link, rest, after = total[3 * (begin + segment):3 * (begin + segment) + 3]
-            before.append(at[k] + link + rest)
-            behind.append(after)
-        return max(before) + max(behind)
+        return at
 
 
 def load(whale, form, path):
@@ -180,6 +184,9 @@ def fit(groups, steps=40, x=None):
     weight = np.concatenate([np.full(len(g), 1 / len(g)) for g in groups])
     if FORM is Megatron:
         weight[:len(groups[0])] *= 2  # the rows of one node are fifteen times as many
+    else:  # trials of one batch: who plans wants to know the fast ones best
+        weight *= np.concatenate([(lambda fast: fast / fast.mean())(np.array([r.measured for r in g]) ** -0.5)
+                                  for g in groups])
     cost = lambda e, z: (weight * abs(e)).sum() + FORM.prior * ((z - start) ** 2).sum()
     e, damping = errors(rows, np.exp(z)), 1e-3
     for _ in range(steps):
