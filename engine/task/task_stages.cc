@@ -194,6 +194,9 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
       if (stage >= 0) out.of_op[op] = static_cast<int32_t>(own * static_cast<int64_t>(k)) + stage;
     }
   }
+  if (!begins.empty())
+    throw invalid("{} ops are given that stages begin at, the {} stages have {}", limits.begins.size(), stages,
+                  limits.begins.size() - begins.size());
   join(graph, out.of_op);
   check_order(graph, out.of_op);
   const PipelineSchedule shape{.name = {},
