@@ -60,7 +60,7 @@ void Rooms::see_shares(const TaskGraphs& tasks, const std::vector<MemoryClasses>
     if (before.part >= 0 && std::abs(part - before.part) > kApart)
       whole = std::clamp((bytes - before.bytes) / (part - before.part), 0.0, whole);
     before = {part, bytes};
-    return Room::Line{bytes - whole * part, whole};
+    return Room::Line{std::max(0.0, bytes - whole * part), whole};
   };
   rooms_.resize(devices_.size());
   for (size_t d = 0; d < devices_.size(); ++d) {

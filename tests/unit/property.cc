@@ -128,18 +128,21 @@ Plan from_file(const Plan& plan) {
   }
 }
 
-// Unlike devices have some less and some more memory than they would take without a limit, where a plan fits that: cuts
-// and shares by room are plans like any other. The limits are taken back afterwards, since other batches may need more.
+// One of unlike devices has less memory than it would take without a limit and the others more, where a plan fits that:
+// cuts and shares by room are plans like any other. The limits are taken back afterwards, since other batches may need
+// more.
 std::optional<Plan> in_less_memory(const Graph& graph, std::vector<DeviceSpec> devices, const CompileOptions& options,
                                    const Plan& roomy) {
   Dice dice(roomy.model_hash);
+  const auto small = static_cast<int32_t>(dice.below(std::ssize(devices)));
   for (const DeviceRow& row : roomy.entries[0].rows) {
     int64_t needed = 1;
     for (const Entry& e : roomy.entries)
       needed = std::max(
           needed,
           memory_of(roomy, e, static_cast<size_t>(e.rows[static_cast<size_t>(row.device)].program)).device.total());
-    devices[static_cast<size_t>(row.device)].memory_bytes = needed * dice.between(75, 150) / 100 + 1;
+    devices[static_cast<size_t>(row.device)].memory_bytes =
+        needed * (row.device == small ? dice.between(80, 99) : dice.between(120, 300)) / 100 + 1;
   }
   try {
     Plan plan = compile(graph, devices, options);
