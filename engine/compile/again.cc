@@ -48,6 +48,7 @@ ShardedGraph lay_out_again(Regraphed again, const Plan& plan, std::string_view n
 CompileOptions options_of(const Plan& plan) {
   CompileOptions options{plan.options};
   options.profile = plan.profile;
+  options.stages.begins = plan.stage_begins;
   options.verify_passes = false;
   return options;
 }

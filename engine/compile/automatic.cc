@@ -505,7 +505,7 @@ class Search {
     Estimate estimate = estimate_at(graph_, mine, options, options.memory_price);
     if (missing_bytes(estimate, mine) > 0 && are_unlike(mine)) {
       options = with_rooms(graph_, mine, options);
-      if (!options.rooms.empty()) estimate = estimate_at(graph_, mine, options, options.memory_price);
+      estimate = estimate_at(graph_, mine, options, options.memory_price);
     }
     j.seconds = estimate.seconds;
     j.missing = missing_bytes(estimate, mine);

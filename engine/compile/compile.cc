@@ -9,9 +9,11 @@
 #include "base/watch.h"
 #include "compile/automatic.h"
 #include "compile/checks.h"
+#include "compile/device_orders.h"
 #include "compile/estimate.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
+#include "compile/rooms.h"
 #include "grad/passes.h"
 #include "plan/limits.h"
 #include "report/fit.h"
@@ -68,33 +70,89 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   return plan;
 }
 
-Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  const auto began = std::chrono::steady_clock::now();
-  std::optional<Plan> best;
-  Shortage least;
-  const auto judge = [&](Plan plan, const Shortage& shortage) {
-    if (!best || shortage.bytes < least.bytes) least = shortage, best = std::move(plan);
-  };
+// Of plans that do not fit, the one that lacks least.
+struct Nearest {
+  std::optional<Plan> plan;
+  CompileOptions options;
+  Shortage shortage;
+  void judge(Plan mine, const CompileOptions& made_with) {
+    const Shortage lacks = shortage_of(mine);
+    if (!plan || lacks.bytes < shortage.bytes) shortage = lacks, plan = std::move(mine), options = made_with;
+  }
+};
+
+// At rising prices of memory.
+std::optional<Plan> plan_at_prices(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                   const CompileOptions& options, Nearest& nearest) {
   std::vector<double> cut_short;  // prices at which the variables alone were too large
   for (int k = 0; k < kPrices; ++k) {
     Plan plan = make_plan(graph, devices, options, price_of(options, k), k == kPrices - 1);
-    const Shortage shortage = shortage_of(plan);
-    if (shortage.bytes == 0) return plan;
+    if (shortage_of(plan).bytes == 0) return plan;
     if (plan.entries.empty())
       cut_short.push_back(price_of(options, k));
     else
-      judge(std::move(plan), shortage);
+      nearest.judge(std::move(plan), options);
   }
   for (const double price : cut_short) {
-    if (missing_bytes(estimate_at(graph, devices, options, price), devices) >= least.bytes) continue;
-    Plan plan = make_plan(graph, devices, options, price, true);
-    const Shortage shortage = shortage_of(plan);
-    judge(std::move(plan), shortage);
+    if (missing_bytes(estimate_at(graph, devices, options, price), devices) >= nearest.shortage.bytes) continue;
+    nearest.judge(make_plan(graph, devices, options, price, true), options);
   }
-  constexpr double kLeastSeconds = 2;
+  return std::nullopt;
+}
+
+// With other cuts and shares, by what the nearest plan holds: of plans that fit by their estimate, a few are made.
+std::optional<Plan> plan_with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, Nearest& nearest) {
+  constexpr int kMade = 3;
+  Rooms rooms(devices);
+  for (int k = 0; k < kMade; ++k) {
+    const double price = nearest.plan->memory_price;
+    const Entry* entry = nearest.plan->find_entry(nearest.shortage.entry, batch_of(graph));
+    if (entry == nullptr && !nearest.plan->entries.empty()) entry = &nearest.plan->entries[0];
+    if (entry == nullptr || !rooms.see(prepare(graph, devices, nearest.options, price).scoped.tasks,
+                                       held_by_devices(*nearest.plan, *entry)))
+      return std::nullopt;
+    CompileOptions options = nearest.options;
+    rooms.put_into(options);
+    Fitted other = fitted(graph, devices, options, price, rooms);
+    if (other.missing >= nearest.shortage.bytes) return std::nullopt;
+    Plan plan = make_plan(graph, devices, other.options, price, true);
+    if (shortage_of(plan).bytes == 0) return plan;
+    nearest.judge(std::move(plan), other.options);
+    if (other.missing > 0) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// With the devices in another order along the stages; what does not fit by its estimate is not planned.
+std::optional<Plan> plan_in_other_order(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                        const CompileOptions& options, const Nearest& nearest) {
+  for (const DeviceOrder& order : orders_by_memory(graph, options, *nearest.plan)) {
+    CompileOptions with = options;
+    with.strategy = order.strategy, with.rooms = {}, with.stages = {};
+    const double price = nearest.plan->memory_price;
+    const Fitted found = fitted(graph, devices, with, price, Rooms(devices));
+    if (found.missing > 0) continue;
+    Plan plan = make_plan(graph, devices, found.options, price, true);
+    if (shortage_of(plan).bytes > 0) continue;
+    plan.notes.push_back(fmt::format(
+        "The devices are in another order than they are listed in, {}: as listed, no cut of the stages fits.",
+        order.what));
+    return plan;
+  }
+  return std::nullopt;
+}
+
+Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
+  const auto began = std::chrono::steady_clock::now();
+  Nearest nearest;
+  if (std::optional<Plan> plan = plan_at_prices(graph, devices, options, nearest)) return std::move(*plan);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  throw does_not_fit(*best, least,
-                     tried_remedies(graph, devices, options, *best, std::max(kLeastSeconds, 2 * took.count())));
+  if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return std::move(*plan);
+  if (std::optional<Plan> plan = plan_in_other_order(graph, devices, options, nearest)) return std::move(*plan);
+  constexpr double kLeastSeconds = 2;
+  throw does_not_fit(
+      *nearest.plan, nearest.shortage,
+      tried_remedies(graph, devices, nearest.options, *nearest.plan, std::max(kLeastSeconds, 2 * took.count())));
 }
 
 // The other batch sizes, as a session would plan them.

@@ -39,7 +39,8 @@ struct CompileOptions : PlanOptions {
   Profile profile = kMachineOfCores;        // what is known of the machine
   SearchOptions search = {};                // for "auto"
   double memory_price = 1;                  // where planning begins (CostModel::memory_price)
-  std::vector<Room> rooms = {};             // that shares of unlike devices are dealt by; compile() finds them
+  std::vector<Room> rooms = {};             // that shares of unlike devices are dealt by; compile() finds them,
+  StageLimits stages = {};                  // and these
   int64_t max_bytes = 0;                    // estimated memory that planning may take; 0: any
   bool verify_passes = true;                // each level after each of its passes; false: after the last one
   bool share_programs = true;               // false: each device's own, to compare with (slow)

@@ -113,18 +113,22 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
   return std::nullopt;
 }
 
+Estimate estimate_prepared(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                           double memory_price) {
+  if (std::optional<Estimate> quick = condensed_estimate(p, devices, options, memory_price)) return std::move(*quick);
+  Scoped scoped = std::move(p.scoped);
+  Lowered all = lowered(p, std::move(scoped), Detail::kFigures, devices, options, memory_price);
+  place_arenas(all.plan);
+  return estimate_of(all.lg, all.plan);
+}
+
 }  // namespace
 
 double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
 
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price) {
-  Prepared p = prepare(graph, devices, options, memory_price);
-  if (std::optional<Estimate> quick = condensed_estimate(p, devices, options, memory_price)) return std::move(*quick);
-  Scoped scoped = std::move(p.scoped);
-  Lowered all = lowered(p, std::move(scoped), Detail::kFigures, devices, options, memory_price);
-  place_arenas(all.plan);
-  return estimate_of(all.lg, all.plan);
+  return estimate_prepared(prepare(graph, devices, options, memory_price), devices, options, memory_price);
 }
 
 // What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.
@@ -138,6 +142,7 @@ std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSp
     for (; known < remedies.size(); ++known) {
       CompileOptions with = options;
       static_cast<PlanOptions&>(with) = remedies[known].options;
+      with.stages.begins = plan.stage_begins;
       try {
         out.push_back(
             {remedies[known].text, missing_bytes(estimate_at(graph, devices, with, plan.memory_price), devices)});
@@ -150,40 +155,42 @@ std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSp
   return out;
 }
 
-CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options) {
-  if (!are_unlike(devices) ||
-      std::ranges::none_of(devices, [](const DeviceSpec& d) { return d.memory_bytes > 0 && d.figures.known(); }))
-    return options;
-  constexpr int kTries = 3;
+Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
+              Rooms rooms) {
+  constexpr int kTries = 6;
+  Fitted best;
   for (int k = 0; k < kTries; ++k) {
-    const Estimate estimate = estimate_at(graph, devices, options, options.memory_price);
-    if (missing_bytes(estimate, devices) == 0) break;
-    const std::vector<double> parts =
-        parts_of_work(prepare(graph, devices, options, options.memory_price).scoped.tasks.meshes, devices.size());
-    std::vector<Room> rooms(devices.size());
-    for (const Estimate::Class& c : estimate.classes)
-      for (const int32_t d : c.devices) {
-        const MemoryClasses& held = c.memory.device;
-        const double part = parts[static_cast<size_t>(d)];
-        rooms[static_cast<size_t>(d)] = {static_cast<double>(held.total() - held.activations),
-                                         part > 0 ? static_cast<double>(held.activations) / part : 0};
-      }
-    options.rooms = std::move(rooms);
+    Prepared p = prepare(graph, devices, options, memory_price);
+    const TaskGraphs tasks = p.scoped.tasks;
+    const Estimate estimate = estimate_prepared(std::move(p), devices, options, memory_price);
+    const int64_t missing = missing_bytes(estimate, devices);
+    if (k == 0 || missing < best.missing) best = {options, missing};
+    if (missing == 0 || !rooms.see(tasks, held_by_devices(estimate, devices.size()))) break;
+    rooms.put_into(options);
   }
-  return options;
+  return best;
+}
+
+CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options) {
+  if (!are_unlike(devices) || std::ranges::none_of(devices, [](const DeviceSpec& d) { return d.memory_bytes > 0; }))
+    return options;
+  const double price = options.memory_price;
+  return fitted(graph, devices, std::move(options), price, Rooms(devices)).options;
 }
 
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
   return stoppable([&] {
     const CompileOptions options = with_rooms(graph, devices, without_idle(asked, graph));
     Estimate out;
+    double price = options.memory_price;  // that least is missing at
     for (int k = 0; k < kPrices; ++k) {
       const Estimate mine = estimate_at(graph, devices, options, price_of(options, k));
       const int64_t missing = missing_bytes(mine, devices);
-      if (k == 0 || missing < missing_bytes(out, devices)) out = mine;
-      if (missing == 0) break;
+      if (k == 0 || missing < missing_bytes(out, devices)) out = mine, price = price_of(options, k);
+      if (missing == 0) return out;
     }
-    return out;
+    const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
+    return other.missing < missing_bytes(out, devices) ? estimate_at(graph, devices, other.options, price) : out;
   });
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compile/compile.h"
+#include "compile/rooms.h"
 #include "report/fit.h"
 
 namespace whale {
@@ -15,7 +16,15 @@ double price_of(const CompileOptions& options, int attempt);
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price);
 
-// Where devices are unlike, and one has no room for its share by speed: the room of each (CompileOptions::rooms).
+// Options by which stages are cut and shares are dealt so that every device has room (CompileOptions::rooms, stages),
+// and what is missing with them: found by some estimates, the first with the options as they are.
+struct Fitted {
+  CompileOptions options;
+  int64_t missing = 0;
+};
+Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
+              Rooms rooms);
+// The same where devices are unlike; else the options as they are, which a plan tries first.
 CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options);
 
 // What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.

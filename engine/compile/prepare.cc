@@ -75,7 +75,7 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
     deal_axes(graph, devices, dealt, formed);
   };
   TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact,
-                                      are_unlike(devices) ? DealShares(deal) : DealShares());
+                                      are_unlike(devices) ? DealShares(deal) : DealShares(), options.stages);
   Scoped out{std::move(scoped), std::move(tasks)};
   if (state_shares.empty()) return out;
   bool found = false;
@@ -138,6 +138,7 @@ Plan outline(const Prepared& prepared, const Scoped& scoped, const std::vector<D
   plan.precision = source.training.precision;
   plan.options = options;
   plan.memory_price = memory_price, plan.profile = prepared.profile;
+  if (!options.stages.rooms.empty() || !options.stages.begins.empty()) plan.stage_begins = scoped.tasks.stage_begins;
   plan.micro_batches = batch_of(source) > 1 ? prepared.micro_batches : 1;
   return plan;
 }

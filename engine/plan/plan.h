@@ -354,6 +354,8 @@ struct Plan {
   // Weights are never inside.
   Graph source;
   std::vector<std::string> notes;  // what the planner decided and why, one sentence each
+  // Ops of `source` at which stages begin that nobody has written and that time alone would cut elsewhere; empty: none.
+  Ints stage_begins;
 
   const Entry* find_entry(std::string_view name, int64_t batch) const;  // null: none
   bool has_variable(std::string_view name) const;

@@ -739,10 +739,12 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
   const auto options = write(b, attrs_of(plan.options)), profile = write(b, attrs_of(plan.profile));
-  fb::FinishPlanBuffer(
-      b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
-                        variables, entries, optimizer, lr_schedule, plan.micro_batches,
-                        number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price, profile));
+  Off<flatbuffers::Vector<int64_t>> stage_begins;
+  if (!plan.stage_begins.empty()) stage_begins = b.CreateVector(plan.stage_begins.data(), plan.stage_begins.size());
+  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
+                                         groups, scopes, variables, entries, optimizer, lr_schedule, plan.micro_batches,
+                                         number<fb::Precision>(plan.precision), source, notes_at, options,
+                                         plan.memory_price, profile, stage_begins));
   return bytes_of(b);
 }
 
@@ -790,6 +792,10 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   if (out.memory_price < 1) throw f.bad("the price of memory is below 1");
   if (t->source() == nullptr) throw f.bad("it has no source graph");
   out.source = read_graph(t->source()->data(), t->source()->size());
+  if (t->stage_begins() != nullptr) {
+    for (const int64_t op : *t->stage_begins())
+      out.stage_begins.push_back(f.range(op, 0, std::ssize(out.source.ops) - 1, "an op that a stage begins with"));
+  }
   if (t->notes() != nullptr) {
     for (const auto* note : *t->notes()) out.notes.push_back(f.text(note, "a note"));
   }

@@ -1,6 +1,7 @@
 #include "report/fit.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "cluster/devices.h"
@@ -46,6 +47,39 @@ std::vector<std::string> advice(const Plan& plan, const Shortage& s, std::vector
   if (s.needed.activations > s.needed.total() / 8 && s.batch == 0 && samples_together(plan, s) > 1)
     out.emplace_back("a smaller batch, or more micro-batches of it");
   out.emplace_back("a split or a pipeline over more devices");
+  return out;
+}
+
+std::string classes_text(const MemoryClasses& m) {
+  const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  std::string out = fmt::format("parameters {}, gradients {}, optimizer state {}, activations {}", text(m.parameters),
+                                text(m.gradients), text(m.state), text(m.activations));
+  if (m.buffers > 0) out += fmt::format(", buffers {}", text(m.buffers));
+  if (m.copies > 0) out += fmt::format(", copies of what the host holds {}", text(m.copies));
+  return out;
+}
+
+// Those besides the one that lacks most, by program and memory.
+std::string others_that_lack(const Plan& plan, const Shortage& s) {
+  constexpr size_t kTold = 3;
+  const auto entry = std::ranges::find(plan.entries, s.entry, &Entry::name);
+  if (entry == plan.entries.end() || s.batch > 0) return {};
+  std::map<std::pair<int32_t, int64_t>, std::vector<int32_t>> devices;
+  for (const DeviceRow& row : entry->rows) {
+    const int64_t memory = plan.devices[static_cast<size_t>(row.device)].memory_bytes;
+    if (row.device != s.device && memory > 0) devices[{row.program, memory}].push_back(row.device);
+  }
+  std::string out;
+  size_t told = 0;
+  for (const auto& [key, list] : devices) {
+    const MemoryClasses m = memory_of(plan, *entry, static_cast<size_t>(key.first)).device;
+    if (m.total() <= key.second) continue;
+    if (++told > kTold) return out + "; and others";
+    out +=
+        fmt::format("; {} {} ({}) {}, {} more ({})", list.size() > 1 ? "devices" : "device", devices_text(list, 4),
+                    to_string(plan.devices[static_cast<size_t>(list[0])]), bytes_text(static_cast<double>(m.total())),
+                    bytes_text(static_cast<double>(m.total() - key.second)), classes_text(m));
+  }
   return out;
 }
 
@@ -113,16 +147,12 @@ Error does_not_fit(const Plan& plan, const Shortage& s, std::vector<Tried> tried
   const DeviceSpec& device = plan.devices[static_cast<size_t>(s.device)];
   // Fewer samples may be cut into unlike micro-batches, and take more.
   const std::string other = s.batch > 0 ? fmt::format(" fits, but a batch of {} samples in its place", s.batch) : "";
-  std::string seldom;
-  if (m.buffers > 0) seldom += fmt::format(", buffers {}", text(m.buffers));
-  if (m.copies > 0) seldom += fmt::format(", copies of what the host holds {}", text(m.copies));
   return error(
       Code::kResourceExhausted,
-      "the plan '{}'{} does not fit: device {} ({}) would need {}, {} more than it has (parameters {}, gradients "
-      "{}, optimizer state {}, activations {}{}; entry '{}'). What makes it less: {}",
-      plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), text(m.parameters),
-      text(m.gradients), text(m.state), text(m.activations), seldom, s.entry,
-      fmt::join(advice(plan, s, std::move(tried)), ", "));
+      "the plan '{}'{} does not fit: device {} ({}) would need {}, {} more than it has ({}; entry '{}'){}. What "
+      "makes it less: {}",
+      plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), classes_text(m), s.entry,
+      others_that_lack(plan, s), fmt::join(advice(plan, s, std::move(tried)), ", "));
 }
 
 }  // namespace whale

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "ops/op.h"
 #include "plan/figures.h"
@@ -26,11 +27,13 @@ struct Timed {
   double start = 0, all = 0;  // seconds: of all instructions' starts and the update; of the work
 };
 
-// A device's part of its stage's work along all axes but `a`.
-double part_of(const Mesh& mesh, const Ints& at, size_t a) {
+bool is_split(const MeshAxis& axis) { return axis.name == "split"; }
+
+// A device's part of its stage's work along all axes but `a`; or along those of splits.
+double part_of(const Mesh& mesh, const Ints& at, size_t a, bool splits_alone = false) {
   double part = 1;
   for (size_t b = 0; b < mesh.axes.size(); ++b) {
-    if (b == a || mesh.axes[b].size == 1) continue;
+    if (b == a || mesh.axes[b].size == 1 || (splits_alone && !is_split(mesh.axes[b]))) continue;
     const MeshAxis& axis = mesh.axes[b];
     if (axis.shares.empty()) {
       part /= static_cast<double>(axis.size);
@@ -47,7 +50,11 @@ double part_of(const Mesh& mesh, const Ints& at, size_t a) {
 class Dealer {
  public:
   Dealer(const Graph& graph, const std::vector<DeviceSpec>& devices, const DealOptions& options, TaskGraphs& tasks)
-      : devices_(devices), options_(options), tasks_(tasks), work_(tasks.meshes.size()) {
+      : devices_(devices),
+        options_(options),
+        tasks_(tasks),
+        stages_(stage_bytes_of_devices(tasks, devices.size())),
+        work_(tasks.meshes.size()) {
     std::set<TensorId> trained;
     for (const Variable& v : graph.variables)
       if (v.role == Role::kParameter && v.trainable) trained.insert(v.tensor);
@@ -94,7 +101,7 @@ class Dealer {
     out.all *= tasks_.cost.passes;
     double ways = 1;
     for (const MeshAxis& axis : tasks_.meshes[mesh].axes)
-      if (axis.name == "split") ways *= static_cast<double>(axis.size);
+      if (is_split(axis)) ways *= static_cast<double>(axis.size);
     if (splits)
       out.all += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters, rates);
     else
@@ -124,6 +131,23 @@ class Dealer {
     }
   }
 
+  // What a device holds by its shares along an axis: fixed, and with each part of the axis.
+  struct Held {
+    double fixed = 0, whole = 0;
+  };
+  Held held_by(size_t m, int32_t d, const Ints& at, size_t a) const {
+    const Mesh& mesh = tasks_.meshes[m];
+    const auto device = static_cast<size_t>(d);
+    const Room& room = options_.rooms[device];
+    const StageBytes& stage = stages_[device];
+    const double ways = room.parameters.whole * stage.parameters * part_of(mesh, at, a, true);
+    const double samples = room.values.whole * stage.values * part_of(mesh, at, a);
+    const bool splits = is_split(mesh.axes[a]);
+    return {room.parameters.fixed * stage.parameters + room.values.fixed * stage.values + (splits ? 0 : ways),
+            samples + (splits ? ways : 0)};
+  }
+  bool limited(int32_t d) const { return !options_.rooms.empty() && devices_[static_cast<size_t>(d)].memory_bytes > 0; }
+
   struct Found {
     std::vector<Worker> kinds;
     std::vector<int32_t> workers;
@@ -131,19 +155,17 @@ class Dealer {
   // Who works at each position of the axis; like positions are of one kind. Nothing: all are alike.
   Found workers_along(const std::vector<size_t>& meshes, size_t a, int64_t units) const {
     Found out;
-    std::map<std::vector<std::pair<double, std::pair<double, std::string>>>, int32_t> known;
+    std::map<Key, int32_t> known;
     const int64_t size = tasks_.meshes[meshes[0]].axes[a].size;
     for (int64_t p = 0; p < size; ++p) {
-      std::vector<std::pair<double, std::pair<double, std::string>>> key;
+      Key key;
       Worker worker;
       for (const size_t m : meshes) {
         const Mesh& mesh = tasks_.meshes[m];
         for (size_t k = 0; k < mesh.devices.size(); ++k) {
           const int32_t d = mesh.devices[k];
           const Ints at = mesh.coordinates(static_cast<int64_t>(k));
-          if (d < 0 || at[a] != p) continue;
-          add_member(m, d, part_of(mesh, at, a) / static_cast<double>(units), mesh.axes[a].name == "split", worker,
-                     key);
+          if (d >= 0 && at[a] == p) add_member(m, d, at, a, units, worker, key);
         }
       }
       const auto [at, fresh] = known.try_emplace(std::move(key), static_cast<int32_t>(out.kinds.size()));
@@ -153,25 +175,27 @@ class Dealer {
     return out;
   }
 
-  template <class Key>
-  void add_member(size_t m, int32_t d, double each, bool splits, Worker& worker, Key& key) const {
+  // Of a worker: its members' seconds, bytes and names, as far as they differ.
+  using Key = std::vector<std::tuple<size_t, double, double, double, double, std::string>>;
+  void add_member(size_t m, int32_t d, const Ints& at, size_t a, int64_t units, Worker& worker, Key& key) const {
+    const Mesh& mesh = tasks_.meshes[m];
     const DeviceSpec& device = devices_[static_cast<size_t>(d)];
-    const Timed t = timed(m, device, splits);
-    const Room room = options_.rooms.empty() ? Room{} : options_.rooms[static_cast<size_t>(d)];
-    std::pair<double, std::pair<double, std::string>> mine{
-        t.all * each, {room.fixed, fmt::format("{} {} {} {}", m, t.start, room.whole * each, to_key(device))}};
+    const double each = part_of(mesh, at, a) / static_cast<double>(units);
+    const Timed t = timed(m, device, is_split(mesh.axes[a]));
+    const Held held = limited(d) ? held_by(m, d, at, a) : Held{};
+    const double unit = held.whole / static_cast<double>(units);
+    std::tuple mine{m, t.all * each, t.start, held.fixed, unit, fmt::format("{} {}", device.type, device.memory_bytes)};
     if (std::ranges::find(key, mine) != key.end()) return;  // like one that is there
     key.push_back(std::move(mine));
     worker.name = device.type.empty() ? fmt::format("device {}", d) : device.type;
     Member member{.name = fmt::format("device {}", d),
                   .seconds = [t, each](int64_t u) { return t.start + t.all * each * static_cast<double>(u); }};
-    if (!options_.rooms.empty() && device.memory_bytes > 0) {
-      member.bytes = [room, each](int64_t u) { return room.fixed + room.whole * each * static_cast<double>(u); };
+    if (limited(d)) {
+      member.bytes = [held, unit](int64_t u) { return held.fixed + unit * static_cast<double>(u); };
       member.memory = device.memory_bytes;
     }
     worker.members.push_back(std::move(member));
   }
-  static std::string to_key(const DeviceSpec& d) { return fmt::format("{} {}", d.type, d.memory_bytes); }
 
   std::vector<double> of_samples(const std::vector<size_t>& meshes, size_t a) {
     const bool whole = a < tasks_.by_micro_batch.size() && tasks_.by_micro_batch[a] != 0;
@@ -189,10 +213,15 @@ class Dealer {
     if (found.kinds.size() < 2) return {};
     BalanceRequest request{.units = units, .kinds = std::move(found.kinds), .workers = std::move(found.workers)};
     std::optional<Balance> best = balance_if_fits(request);
-    if (!best) {  // what does not fit is told where a plan is checked
-      for (Worker& kind : request.kinds)
-        for (Member& member : kind.members) member.bytes = {}, member.memory = Member::kNoLimit;
-      best = balance_if_fits(request);
+    if (!best) {  // the fullest device as full as it must be; what does not fit is told where a plan is checked
+      BalanceRequest by_room = request;
+      for (Worker& kind : by_room.kinds)
+        for (Member& member : kind.members) {
+          const auto memory = static_cast<double>(member.memory);
+          member.seconds = [bytes = member.bytes, memory](int64_t u) { return bytes ? bytes(u) / memory : 0; };
+          member.bytes = {}, member.memory = Member::kNoLimit;
+        }
+      best = balance_if_fits(by_room);
     }
     if (!best) return {};
     tell(axis, request, *best, of);
@@ -247,7 +276,23 @@ class Dealer {
     return slowest;
   }
 
-  // The parts of a split: in the coarsest units that divide its ops best, or by speed alone.
+  // How full the fullest device is with these weights; as far as is known, all have room up to 1.
+  double fullest(size_t m, size_t a, const std::vector<double>& weights) const {
+    const Mesh& mesh = tasks_.meshes[m];
+    const double sum = std::reduce(weights.begin(), weights.end());
+    double full = 0;
+    for (size_t k = 0; k < mesh.devices.size(); ++k) {
+      const int32_t d = mesh.devices[k];
+      if (d < 0 || !limited(d)) continue;
+      const Ints at = mesh.coordinates(static_cast<int64_t>(k));
+      const Held held = held_by(m, d, at, a);
+      full = std::max(full, (held.fixed + held.whole * weights[static_cast<size_t>(at[a])] / sum) /
+                                static_cast<double>(devices_[static_cast<size_t>(d)].memory_bytes));
+    }
+    return full;
+  }
+
+  // The parts of a split: in the coarsest units that divide its ops best, or by speed alone; what fits comes first.
   std::vector<double> of_parts(size_t m, size_t a) {
     const MeshAxis& axis = tasks_.meshes[m].axes[a];
     std::vector<int64_t> extents = work_[m].extents;
@@ -258,14 +303,17 @@ class Dealer {
     constexpr size_t kTried = 4;
     if (extents.size() > kTried) extents.erase(extents.begin() + kTried - 1, extents.end() - 1);
     std::vector<double> best;
-    double least = slowest_part(m, a, std::vector<double>(static_cast<size_t>(axis.size), 1));
+    const std::vector<double> equal(static_cast<size_t>(axis.size), 1);
+    double least = slowest_part(m, a, equal), full = std::max(1.0, fullest(m, a, equal));
     const size_t notes = tasks_.notes.size();
     for (const int64_t units : extents) {
       std::vector<std::string> before = tasks_.notes;
       std::vector<double> shares = balanced({m}, a, units, "parts of what is cut most coarsely");
       const double seconds = shares.empty() ? least : slowest_part(m, a, shares);
-      if (seconds < least * (1 - 1e-9))
-        least = seconds, best = std::move(shares);
+      const double filled = shares.empty() ? full : std::max(1.0, fullest(m, a, shares));
+      constexpr double kLess = 1 - 1e-9;
+      if (filled < full * kLess || (filled <= full && seconds < least * kLess))
+        least = seconds, full = filled, best = std::move(shares);
       else
         tasks_.notes = std::move(before);
       if (tasks_.notes.size() > notes + 1) tasks_.notes.erase(tasks_.notes.end() - 2);
@@ -276,18 +324,30 @@ class Dealer {
   const std::vector<DeviceSpec>& devices_;
   const DealOptions& options_;
   TaskGraphs& tasks_;
-  std::vector<StageWork> work_;  // by mesh
+  std::vector<StageBytes> stages_;  // by device
+  std::vector<StageWork> work_;     // by mesh
 };
 
 }  // namespace
 
-std::vector<double> parts_of_work(const std::vector<Mesh>& meshes, size_t devices) {
+std::vector<double> parts_of_work(const std::vector<Mesh>& meshes, size_t devices, bool splits_alone) {
   std::vector<double> out(devices, 1);
   for (const Mesh& mesh : meshes)
     for (size_t k = 0; k < mesh.devices.size(); ++k)
       if (mesh.devices[k] >= 0)
         out[static_cast<size_t>(mesh.devices[k])] =
-            part_of(mesh, mesh.coordinates(static_cast<int64_t>(k)), mesh.axes.size());
+            part_of(mesh, mesh.coordinates(static_cast<int64_t>(k)), mesh.axes.size(), splits_alone);
+  return out;
+}
+
+std::vector<StageBytes> stage_bytes_of_devices(const TaskGraphs& tasks, size_t devices) {
+  std::vector<StageBytes> out(devices);
+  for (size_t s = 0; s < tasks.stage_bytes.size(); ++s)
+    for (const int32_t d : tasks.mesh(static_cast<int32_t>(s)).devices) {
+      if (d < 0) continue;
+      StageBytes& mine = out[static_cast<size_t>(d)];
+      mine.parameters += tasks.stage_bytes[s].parameters, mine.values += tasks.stage_bytes[s].values;
+    }
   return out;
 }
 

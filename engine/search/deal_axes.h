@@ -10,9 +10,15 @@
 
 namespace whale {
 
-// What a device has to hold whatever its share is, and what with all of the work of its stage; bytes.
+// What a device holds, as it was seen of a plan: bytes for each byte of its stages (TaskGraphs::stage_bytes), which
+// grow with its part of the work as a line does.
 struct Room {
-  double fixed = 0, whole = 0;
+  struct Line {
+    double fixed = 0, whole = 0;  // whatever its part is; in addition with all of the work
+    double at(double part) const { return fixed + whole * part; }
+  };
+  Line parameters;  // of its parts of splits: what lives from step to step, and gradients
+  Line values;      // of its part of the work: activations
 };
 
 struct DealOptions {
@@ -31,7 +37,9 @@ bool are_unlike(const std::vector<DeviceSpec>& devices);
 void deal_axes(const Graph& graph, const std::vector<DeviceSpec>& devices, const DealOptions& options,
                TaskGraphs& tasks);
 
-// Of each device: its part of all of the work of its stage, by the shares of the axes.
-std::vector<double> parts_of_work(const std::vector<Mesh>& meshes, size_t devices);
+// Of each device: its part of all of the work of its stage, by the shares of the axes; or of the axes of splits alone.
+std::vector<double> parts_of_work(const std::vector<Mesh>& meshes, size_t devices, bool splits_alone = false);
+// Bytes of its stages.
+std::vector<StageBytes> stage_bytes_of_devices(const TaskGraphs& tasks, size_t devices);
 
 }  // namespace whale

@@ -12,6 +12,36 @@ namespace whale {
 namespace {
 
 constexpr size_t kPlaces = 512;  // at most, where a cut may fall
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// By tensor: what depends on a batched input (1; 2: such an input). Constants and parameters are there wherever they
+// are needed.
+std::vector<char> moving(const Graph& graph) {
+  std::vector<char> moves(graph.tensors.size());
+  for (const TensorId id : graph.inputs) moves[static_cast<size_t>(id)] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
+  for (const Op& op : graph.ops) {
+    const bool depends = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](TensorId id) { return id != kNone && moves[static_cast<size_t>(id)] != 0; });
+    for (const TensorId id : op.outputs)
+      if (id != kNone) moves[static_cast<size_t>(id)] = depends;
+  }
+  return moves;
+}
+
+double whole_bytes(const Tensor& t) { return static_cast<double>(element_count(t.dims) * size_of(t.dtype)); }
+
+// Of one op; `read`: parameters that ops before it have read.
+StageBytes bytes_of_op(const Graph& graph, const Op& op, const std::vector<char>& moves, std::vector<char>& read) {
+  StageBytes out;
+  for (const TensorId id : op.inputs) {
+    if (id == kNone || graph.tensor(id).kind != TensorKind::kVariable || read[static_cast<size_t>(id)] != 0) continue;
+    read[static_cast<size_t>(id)] = 1;
+    out.parameters += whole_bytes(graph.tensor(id));
+  }
+  for (const TensorId id : op.outputs)
+    if (id != kNone && moves[static_cast<size_t>(id)] == 1) out.values += whole_bytes(graph.tensor(id));
+  return out;
+}
 
 // Positions k such that ops [0, k) and [k, n) are a cut, with the bytes of activations that cross it.
 struct Place {
@@ -35,11 +65,51 @@ StageKinds kinds_of(const std::vector<DeviceRates>& rates, size_t stages) {
   return out;
 }
 
+// How full the fullest device of a stage is with ops [begin, end).
+class Fullness {
+ public:
+  Fullness(const Graph& graph, const std::vector<OpId>& ops, const std::vector<char>& moves, const StageRooms& rooms)
+      : rooms_(rooms) {
+    if (rooms.empty()) return;
+    std::vector<char> read(graph.tensors.size());
+    until_.emplace_back();
+    for (const OpId op : ops) {
+      const StageBytes mine = bytes_of_op(graph, graph.op(op), moves, read);
+      until_.push_back({until_.back().parameters + mine.parameters, until_.back().values + mine.values});
+    }
+  }
+  double of(size_t begin, size_t end, size_t stage) const {
+    double full = 0;
+    if (stage >= rooms_.size()) return full;
+    const StageBytes bytes{until_[end].parameters - until_[begin].parameters,
+                           until_[end].values - until_[begin].values};
+    for (const StageRoom& room : rooms_[stage]) full = std::max(full, room.full(bytes));
+    return full;
+  }
+
+ private:
+  const StageRooms& rooms_;
+  std::vector<StageBytes> until_;
+};
+
 }  // namespace
+
+std::vector<StageBytes> bytes_of_stages(const Graph& graph, const std::vector<int32_t>& stage_of, size_t stages) {
+  const std::vector<char> moves = moving(graph);
+  std::vector<char> read(graph.tensors.size());
+  std::vector<StageBytes> out(stages);
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    if (stage_of[i] < 0) continue;
+    const StageBytes mine = bytes_of_op(graph, graph.ops[i], moves, read);
+    StageBytes& stage = out[static_cast<size_t>(stage_of[i])];
+    stage.parameters += mine.parameters, stage.values += mine.values;
+  }
+  return out;
+}
 
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
                                 int64_t virtual_stages, const CostModel& cost, bool keep_groups,
-                                const std::vector<DeviceRates>& rates) {
+                                const std::vector<DeviceRates>& rates, const StageRooms& rooms) {
   const size_t n = ops.size();
   // Messages of one micro-batch travel beside the work on others, where devices are known to have engines for it.
   const bool beside = !rates.empty() && cost.beside;
@@ -49,15 +119,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<std::vector<double>> by_kind(kinds.rates.size(), std::vector<double>(n + 1));
   std::vector<double> until(n + 1);
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
-  // What depends on a batched input; constants and parameters are there wherever they are needed.
-  std::vector<char> moves(graph.tensors.size());
-  for (const TensorId id : graph.inputs) moves[static_cast<size_t>(id)] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
-  for (const Op& op : graph.ops) {
-    const bool depends = std::any_of(op.inputs.begin(), op.inputs.end(),
-                                     [&](TensorId id) { return id != kNone && moves[static_cast<size_t>(id)] != 0; });
-    for (const TensorId id : op.outputs)
-      if (id != kNone) moves[static_cast<size_t>(id)] = depends;
-  }
+  const std::vector<char> moves = moving(graph);
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
     const OpCost work = cost_of(view_of(graph, op));
@@ -76,7 +138,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<double> change(n + 1);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     if (moves[t] != 1 || made[t] >= n || last_use[t] <= made[t]) continue;
-    const double bytes = static_cast<double>(element_count(graph.tensors[t].dims) * size_of(graph.tensors[t].dtype));
+    const double bytes = whole_bytes(graph.tensors[t]);
     change[made[t] + 1] += bytes;
     if (last_use[t] + 1 <= n) change[last_use[t] + 1] -= bytes;
   }
@@ -122,13 +184,14 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   places.insert(places.begin(), Place{0, 0});
   places.push_back({n, 0});
   const size_t ends = places.size();
-  constexpr double kNever = std::numeric_limits<double>::infinity();
   const auto seconds_of = [&](size_t j, size_t k, size_t s) {         // of stage s, counted from 1
     const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
     const std::vector<double>& mine = by_kind[kinds.of_stage[s - 1]];
     const double work = mine[places[k].at] - mine[places[j].at], travel = link_seconds(crossing, 0, cost.link);
     return (beside ? std::max(work, travel) : work + travel) + cost.held_seconds(crossing);
   };
+  const Fullness full(graph, ops, moves, rooms);
+  const auto full_of = [&](size_t j, size_t k, size_t s) { return full.of(places[j].at, places[k].at, s - 1); };
   // Even cuts give a bound: no stage of the best ones works longer alone.
   double bound = 0;
   for (size_t s = 1, from = 0; s <= wanted; ++s) {
@@ -136,7 +199,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     while (to > from + 1 && until[places[to].at] > until[n] * static_cast<double>(s) / static_cast<double>(wanted))
       --to;
     if (s == wanted) to = ends - 1;
-    bound = std::max(bound, seconds_of(from, to, s));
+    bound = full_of(from, to, s) > 1 ? kNever : std::max(bound, seconds_of(from, to, s));
     from = to;
   }
   // The least that the slowest stage of any cut takes; then, of the cuts whose slowest is as good as that, the evenest:
@@ -144,29 +207,40 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   constexpr double kNear = 1 + 1e-9, kAsGood = 1.001;
   std::vector<std::vector<double>> value(ends, std::vector<double>(wanted + 1));
   std::vector<std::vector<size_t>> from(ends, std::vector<size_t>(wanted + 1));
-  const auto best = [&](double limit, const auto& with) {
-    const auto fewest = [&](double compute) {  // stages that it takes
-      return static_cast<size_t>(std::min(std::ceil(compute / limit), static_cast<double>(wanted)));
+  // `at_least`: no stage from a place to another measures less, the farther they are apart the more.
+  const auto best = [&](double limit, const auto& measure, const auto& at_least, const auto& with) {
+    const auto fewest = [&](double all) {  // stages that it takes
+      return static_cast<size_t>(std::min(std::ceil(all / limit), static_cast<double>(wanted)));
     };
     for (auto& row : value) std::ranges::fill(row, kNever);
     value[0][0] = 0;
     for (size_t k = 1; k < ends; ++k) {
       Watch::look();
-      const size_t low = std::max<size_t>(1, fewest(until[places[k].at]));
-      const size_t high = wanted - fewest(until[n] - until[places[k].at]);
-      // The farther back a stage begins the longer it works alone.
-      for (size_t j = k; j-- > 0 && until[places[k].at] - until[places[j].at] <= limit;) {
+      const size_t low = std::max<size_t>(1, fewest(at_least(0, k)));
+      const size_t high = wanted - fewest(at_least(k, ends - 1));
+      for (size_t j = k; j-- > 0 && at_least(j, k) <= limit;) {
         for (size_t s = low; s <= std::min(high, j + 1); ++s) {
-          const double seconds = seconds_of(j, k, s);
-          if (seconds > limit) continue;
-          if (const double now = with(value[j][s - 1], seconds); now < value[k][s]) value[k][s] = now, from[k][s] = j;
+          if (value[j][s - 1] >= kNever) continue;
+          const double mine = measure(j, k, s);
+          if (mine > limit) continue;
+          if (const double now = with(value[j][s - 1], mine); now < value[k][s]) value[k][s] = now, from[k][s] = j;
         }
       }
     }
     return value[ends - 1][wanted];
   };
-  const double slowest = best(bound * kNear, [](double before, double mine) { return std::max(before, mine); });
-  best(slowest * kAsGood, [](double before, double mine) { return before + mine * mine; });
+  const auto slowest_of = [](double before, double mine) { return std::max(before, mine); };
+  const auto squares_of = [](double before, double mine) { return before + mine * mine; };
+  const auto timed = [&](size_t j, size_t k, size_t s) { return full_of(j, k, s) > 1 ? kNever : seconds_of(j, k, s); };
+  const auto alone = [&](size_t j, size_t k) { return until[places[k].at] - until[places[j].at]; };
+  const double slowest = best(bound * kNear, timed, alone, slowest_of);
+  if (slowest < kNever) {
+    best(slowest * kAsGood, timed, alone, squares_of);
+  } else {
+    const auto nothing = [](size_t, size_t) { return 0.0; };
+    const double fullest = best(kNever, full_of, nothing, slowest_of);
+    best(fullest * kAsGood, full_of, nothing, squares_of);
+  }
   std::vector<int32_t> out(n);
   size_t end = ends - 1;
   for (size_t s = wanted; s > 0; --s) {

@@ -131,14 +131,19 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
 }
 
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
-                            const CostModel& cost, bool exact, const DealShares& deal) {
+                            const CostModel& cost, bool exact, const DealShares& deal, const StageLimits& limits) {
   TaskGraphs out(cost);
   const auto there = std::ssize(devices);
   TaskLeaves leaves = find_leaves(graph, strategy.empty() ? graph.default_strategy : strategy, there);
   const std::optional<TaskPipeline> pipeline = find_pipeline(graph, leaves, there);
   Ints stage_devices{there};
   if (pipeline) {
-    const TaskStages stages = find_stages(graph, leaves, *pipeline, devices, cost, exact);
+    const TaskStages stages = find_stages(graph, leaves, *pipeline, devices, cost, exact, limits);
+    out.stage_begins = stages.begins;
+    if (stages.by_room)
+      out.notes.push_back(
+          "Stages are cut where each device has room; the cuts that are fastest without regard to memory do not fit.");
+    out.stage_bytes = bytes_of_stages(graph, stages.of_op, stages.mesh.size());
     const std::string empty = empty_stages(graph);
     write_stages(stages, graph, leaves, out);
     stage_devices = count_devices(leaves, out, leaves.list[pipeline->leaf], stages.meshes, there, empty);
@@ -151,6 +156,7 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
   } else {
     out.mesh_of_stage = {0};
     out.stage_of_scope.assign(graph.scopes.size(), 0);
+    out.stage_bytes = bytes_of_stages(graph, std::vector<int32_t>(graph.ops.size(), 0), 1);
   }
   leaves = with_counts(std::move(leaves), out, stage_devices, there);
   const TaskAxes axes = find_axes(leaves, out, stage_devices.size());

@@ -10,6 +10,7 @@
 #include "cluster/mesh.h"
 #include "cost/cost.h"
 #include "ir/graph.h"
+#include "task/stages.h"
 
 namespace whale {
 
@@ -45,9 +46,11 @@ struct TaskGraphs {
   std::vector<int32_t> mesh_of_stage;  // in the order of the model; one without a pipeline
   // Per axis: replicas take whole micro-batches (by=micro_batch); no tensor of the body is cut along it.
   std::vector<char> by_micro_batch;
-  std::string schedule;            // of the pipeline; empty: none
-  int64_t virtual_stages = 1;      // stages of one mesh
-  std::string strategy;            // as text, counts filled in
+  std::string schedule;        // of the pipeline; empty: none
+  int64_t virtual_stages = 1;  // stages of one mesh
+  std::vector<StageBytes> stage_bytes;
+  Ints stage_begins;     // ops at which stages begin that nobody has written, the first of a pipeline left out
+  std::string strategy;  // as text, counts filled in
   std::vector<std::string> notes;  // what was decided and why, one sentence each
   std::vector<LayerShare> shares;  // per scope of a condensed graph (task/condense.h); empty: each layer is itself
   CostModel cost;                  // of the devices: what every pass after this one asks
@@ -69,9 +72,10 @@ struct TaskGraphs {
 // A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
 // devices wanted and the devices there.
 // `devices`: their machines ascend. `exact`: all replicas are by=micro_batch. `deal` may fill in shares of axes that
-// have none.
+// have none. `limits`: of the stages that are cut here.
 using DealShares = std::function<void(const Graph& graph, TaskGraphs& tasks)>;
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
-                            const CostModel& cost, bool exact, const DealShares& deal = {});
+                            const CostModel& cost, bool exact, const DealShares& deal = {},
+                            const StageLimits& limits = {});
 
 }  // namespace whale

@@ -55,10 +55,13 @@ std::optional<TaskPipeline> find_pipeline(const Graph& graph, const TaskLeaves& 
 struct TaskStages {
   std::vector<int32_t> of_op, mesh;  // per stage: its mesh
   size_t meshes = 1;
+  Ints begins;           // TaskGraphs::stage_begins
+  bool by_room = false;  // where memory was not looked at, they would be others
 };
 // `devices`: as stages take them, one after the other; the slowest of a stage says how fast it is.
 TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline,
-                       const std::vector<DeviceSpec>& devices, const CostModel& cost, bool exact);
+                       const std::vector<DeviceSpec>& devices, const CostModel& cost, bool exact,
+                       const StageLimits& limits);
 // For messages about the number of stages: those written that no op is in; none: "".
 std::string empty_stages(const Graph& graph);
 // Writes them into the ops and gives the graph a `stage` scope where none was written; fills in what `tasks` says of

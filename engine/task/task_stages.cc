@@ -2,6 +2,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <span>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -110,10 +111,24 @@ std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector
   return out;
 }
 
+// The stages of these ops where they begin at `begins`, of which the first ones are taken.
+std::vector<int32_t> stages_from(std::span<const int64_t>& begins, const std::vector<OpId>& ops, int64_t stages) {
+  std::vector<int32_t> out;
+  int32_t stage = 0;
+  for (const OpId op : ops) {
+    while (stage + 1 < stages && !begins.empty() && begins[0] == op) ++stage, begins = begins.subspan(1);
+    out.push_back(stage);
+  }
+  if (stage + 1 != stages || ops.empty() || out.front() != 0)
+    throw invalid("{} of {} stages begin at one of {} ops in the order that is given", stage + 1, stages, ops.size());
+  return out;
+}
+
 }  // namespace
 
 TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskPipeline& pipeline,
-                       const std::vector<DeviceSpec>& devices, const CostModel& cost, bool exact) {
+                       const std::vector<DeviceSpec>& devices, const CostModel& cost, bool exact,
+                       const StageLimits& limits) {
   const auto& siblings = pipeline.siblings;
   const bool one = siblings.size() < 2;  // which has the ops outside, too
   std::vector<Part> parts(one ? 1 : siblings.size(),
@@ -142,20 +157,36 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
   }
   if (!count) count = stages_left(*parts[0].leaf, std::ssize(devices));
   const int64_t own = count * virtual_stages, stages = own * std::ssize(parts);
-  TaskStages out{.of_op = std::vector<int32_t>(graph.ops.size(), -1), .mesh = {}, .meshes = static_cast<size_t>(count)};
+  TaskStages out{.of_op = std::vector<int32_t>(graph.ops.size(), -1),
+                 .mesh = {},
+                 .meshes = static_cast<size_t>(count),
+                 .begins = {}};
+  std::span<const int64_t> begins(limits.begins.data(), limits.begins.size());
   for (size_t k = 0; k < parts.size(); ++k) {
     const Part& part = parts[k];
     std::vector<int32_t> cut(part.ops.size(), -1);
     if (part.written.empty()) {
       if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
       try {
-        cut = cut_stages(graph, part.ops, own, virtual_stages, cost, exact,
-                         rates_of_stages(*part.leaf, devices, count, virtual_stages, cost));
+        const auto rates = rates_of_stages(*part.leaf, devices, count, virtual_stages, cost);
+        const auto cut_by = [&](const StageRooms& rooms) {
+          return cut_stages(graph, part.ops, own, virtual_stages, cost, exact, rates, rooms);
+        };
+        cut = limits.begins.empty() ? cut_by({}) : stages_from(begins, part.ops, own);
+        if (limits.begins.empty() && std::ssize(limits.rooms) == stages) {
+          const auto mine = limits.rooms.begin() + own * static_cast<int64_t>(k);
+          std::vector<int32_t> roomy = cut_by({mine, mine + own});
+          out.by_room |= roomy != cut;
+          cut = std::move(roomy);
+        }
       } catch (const Error& e) {
         throw invalid("scope '{}' ({}): {}", brief(to_string(part.leaf->nest)), part.leaf->path, e.message())
             .at_scope(part.leaf->path);
       }
     }
+    if (part.written.empty())
+      for (size_t i = 1; i < cut.size(); ++i)
+        if (cut[i] != cut[i - 1]) out.begins.push_back(part.ops[i]);
     for (size_t i = 0; i < cut.size(); ++i) {
       const auto op = static_cast<size_t>(part.ops[i]);
       const TaskLeaf& leaf = leaves.of(graph.ops[op]);
@@ -163,6 +194,9 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
       if (stage >= 0) out.of_op[op] = static_cast<int32_t>(own * static_cast<int64_t>(k)) + stage;
     }
   }
+  if (!begins.empty())
+    throw invalid("{} ops are given that stages begin at, the {} stages have {}", limits.begins.size(), stages,
+                  limits.begins.size() - begins.size());
   join(graph, out.of_op);
   check_order(graph, out.of_op);
   const PipelineSchedule shape{.name = {},

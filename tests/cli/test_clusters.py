@@ -123,3 +123,23 @@ def test_a_mixed_cluster_has_its_plan(cluster, tmp_path):
         others = [line for line in GOLDEN.read_text().splitlines() if not line.startswith(name + " |")] if GOLDEN.exists() else []
         GOLDEN.write_text("".join(line + "\n" for line in sorted([*others, found])))
     assert found in GOLDEN.read_text().splitlines(), f"expected another line, now: {found}"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """1.3 billion parameters: 21 GB with gradients and Adam's state."""
+    path = tmp_path_factory.mktemp("rooms") / "gpt.whale"
+    whale("model", "gpt", "--layers", "24", "--dim", "2048", "--heads", "16", "--seq", "1024", "--vocab", "50257", "--batch", "64", "--precision", "bf16",
+          "-o", path)
+    return path
+
+
+@pytest.mark.parametrize("devices, strategy, arguments", [
+    ("2xRTX-2080 + 2xT4", "pipeline(4, micro_batches=16)", ()),
+    ("2xRTX-2080 + 2xT4", "pipeline(4, micro_batches=8, schedule=gpipe)", ("--recompute", "full")),
+    ("V100-16GB:4", "pipeline(4, micro_batches=16, virtual_stages=2)", ()),
+])
+def test_stages_are_cut_where_each_device_has_room(large, devices, strategy, arguments):
+    """By time alone a device needs more than it has, at every price of memory: only a plan that is cut otherwise is not refused."""
+    text = whale("plan", large, "--devices", devices, "--strategy", strategy, *arguments)
+    assert "note: Stages are cut where each device has room" in text

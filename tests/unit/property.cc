@@ -3,12 +3,14 @@
 #include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
 #include "base/format.h"
 #include "cluster/devices.h"
 #include "data/convert.h"
+#include "plan/figures.h"
 #include "plan/placed.h"
 
 namespace whale::test {
@@ -126,6 +128,32 @@ Plan from_file(const Plan& plan) {
   }
 }
 
+// One of unlike devices has less memory than it would take without a limit and the others more, where a plan fits that:
+// cuts and shares by room are plans like any other. The limits are taken back afterwards, since other batches may need
+// more.
+std::optional<Plan> in_less_memory(const Graph& graph, std::vector<DeviceSpec> devices, const CompileOptions& options,
+                                   const Plan& roomy) {
+  Dice dice(roomy.model_hash);
+  const auto small = static_cast<int32_t>(dice.below(std::ssize(devices)));
+  for (const DeviceRow& row : roomy.entries[0].rows) {
+    int64_t needed = 1;
+    for (const Entry& e : roomy.entries)
+      needed = std::max(
+          needed,
+          memory_of(roomy, e, static_cast<size_t>(e.rows[static_cast<size_t>(row.device)].program)).device.total());
+    devices[static_cast<size_t>(row.device)].memory_bytes =
+        needed * (row.device == small ? dice.between(80, 99) : dice.between(120, 300)) / 100 + 1;
+  }
+  try {
+    Plan plan = compile(graph, devices, options);
+    for (DeviceSpec& d : plan.devices) d.memory_bytes = 0;
+    return plan;
+  } catch (const Error& e) {
+    if (e.code() != Code::kResourceExhausted) throw;
+    return std::nullopt;
+  }
+}
+
 // A device runs the program that it would have if it shared none.
 Plan shared(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options) {
   Plan plan = compile(graph, devices, options);
@@ -139,6 +167,9 @@ Plan shared(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileO
       };
       WHALE_CHECK(text(plan.entries[e]) == text(apart.entries[e]), "device {} shares a program that is not its own", k);
     }
+  options.share_programs = true;
+  if (are_unlike(devices))
+    if (std::optional<Plan> less = in_less_memory(graph, devices, options, plan)) return std::move(*less);
   return plan;
 }
 }  // namespace
