@@ -2,7 +2,6 @@
 #include "search/balance.h"
 
 #include <doctest/doctest.h>
-#include <rapidcheck.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +12,7 @@
 #include <random>
 #include <set>
 
+#include "property.h"
 #include "search/whale_balance.h"
 #include "task/shares.h"
 #include "unit/caught.h"
@@ -207,7 +207,7 @@ TEST_CASE("a balance is the best of all ways there are") {
     for (size_t w = 0; w < r.workers.size(); ++w)
       RC_ASSERT(out_of_it.contains(static_cast<int32_t>(w)) == (r.may_idle && b->units[w] == 0));
   };
-  CHECK(rc::check("optimal", [&] {
+  CHECK(whale::test::holds("optimal", 100, [&] {
     for (int i = 0; i < 10; ++i) look(some_request(10, 4));
     look(some_request(8, 8));
   }));
@@ -217,7 +217,7 @@ TEST_CASE("a balance is the best of all ways there are") {
 }
 
 TEST_CASE("the same result twice, and as fast a one with the workers in another order") {
-  CHECK(rc::check("deterministic", [] {
+  CHECK(whale::test::holds("deterministic", 100, [] {
     BalanceRequest r = some_request(10, 5);
     const std::optional<Balance> a = balance_if_fits(r), b = balance_if_fits(r);
     RC_ASSERT(a.has_value() == b.has_value());
@@ -405,7 +405,7 @@ TEST_CASE("measured points: lines between and beyond them, never falling") {
   CHECK(noisy(3) == 3.0);
   CHECK(noisy(4) == 3.0);
   CHECK(noisy(5) == 9.0);
-  CHECK(rc::check("never falls, and goes through what rises", [] {
+  CHECK(whale::test::holds("never falls, and goes through what rises", 100, [] {
     std::vector<std::pair<int64_t, double>> points;
     for (int64_t units = some(0, 3), n = some(1, 6); n > 0; --n) {
       units += some(1, 9);
@@ -427,7 +427,7 @@ TEST_CASE("ZeRO's state is cut as evenly as the room allows") {
   CHECK(state_shares(12, {1, kInfinity, 100, 2}) == std::vector<double>{1, 4.5, 4.5, 2});
   CHECK(state_shares(0, {1, 0}) == std::vector<double>{0, 0});
   CHECK(state_shares(5, {2, 3}) == std::vector<double>{2, 3});
-  CHECK(rc::check("a level", [] {
+  CHECK(whale::test::holds("a level", 100, [] {
     std::vector<double> room;
     for (int n = some(1, 7); n > 0; --n) room.push_back(some(0, 50));
     const double all = std::reduce(room.begin(), room.end()), bytes = some(0, 120);

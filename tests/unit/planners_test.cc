@@ -1,12 +1,12 @@
 // Searches of published planning problems beside brute force on small ones, and their files when broken.
 #include <doctest/doctest.h>
-#include <rapidcheck.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 
+#include "property.h"
 #include "search/cluster_pipelines.h"
 #include "search/least_part.h"
 #include "search/partition.h"
@@ -223,7 +223,7 @@ struct Folder {
 }  // namespace
 
 TEST_CASE("shares of kinds: found where brute force finds some, and within the bound") {
-  CHECK(rc::check("equal to brute force", [] {
+  CHECK(whale::test::holds("equal to brute force", 100, [] {
     std::vector<ShareKind> kinds(static_cast<size_t>(*rc::gen::inRange(1, 4)));
     for (ShareKind& k : kinds)
       k = {.use = {*rc::gen::inRange(0, 4), *rc::gen::inRange(0, 4), 1},
@@ -258,7 +258,7 @@ TEST_CASE("shares of kinds: found where brute force finds some, and within the b
 }
 
 TEST_CASE("pipelines on a mixed cluster: within one percent of all plans of two classes, and priced as printed") {
-  CHECK(rc::check("near brute force", [] {
+  CHECK(whale::test::holds("near brute force", 100, [] {
     const ClusterProblem p = small_cluster();
     const double best = brute_force(p);
     if (std::isinf(best)) {
@@ -330,7 +330,7 @@ TEST_CASE("a device lost, and one that slows: planned again near the present pla
 }
 
 TEST_CASE("stage cuts of graphs: no placement without cycles between its parts is faster") {
-  CHECK(rc::check("equal to brute force", [] {
+  CHECK(whale::test::holds("equal to brute force", 100, [] {
     const PartitionProblem p = random_graph();
     const double best = brute_force(p);
     if (std::isinf(best)) {

@@ -1,12 +1,12 @@
 // Devices of little or unlike memory: stages are cut and splits are dealt so that all have room.
 #include <doctest/doctest.h>
-#include <rapidcheck.h>
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
 
+#include "property.h"
 #include "caught.h"
 #include "cluster/devices.h"
 #include "compile/checks.h"
@@ -42,7 +42,7 @@ struct Judged {
 
 TEST_CASE("room: no cut where all have room is faster; where none has, none leaves the fullest device less full") {
   int roomy = 0, tight = 0;
-  CHECK(rc::check("equal to all cuts", [&] {
+  CHECK(whale::test::holds("equal to all cuts", 100, [&] {
     Chain chain{.widths = {}};
     for (int k = *rc::gen::inRange(4, 9); k >= 0; --k) chain.widths.push_back(*rc::gen::inRange<int64_t>(1, 60));
     const size_t products = chain.widths.size() - 1;
