@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "cost/measured.h"
 #include "plan/limits.h"
 #include "plan/memory.h"
 #include "plan/placed.h"
@@ -741,10 +742,11 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   const auto options = write(b, attrs_of(plan.options)), profile = write(b, attrs_of(plan.profile));
   Off<flatbuffers::Vector<int64_t>> stage_begins;
   if (!plan.stage_begins.empty()) stage_begins = b.CreateVector(plan.stage_begins.data(), plan.stage_begins.size());
+  const auto measured = plan.profile.measured ? b.CreateString(text_of(json_of(*plan.profile.measured))) : 0;
   fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
                                          groups, scopes, variables, entries, optimizer, lr_schedule, plan.micro_batches,
                                          number<fb::Precision>(plan.precision), source, notes_at, options,
-                                         plan.memory_price, profile, stage_begins));
+                                         plan.memory_price, profile, stage_begins, measured));
   return bytes_of(b);
 }
 
@@ -785,6 +787,10 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   try {
     out.options = options_of(f.attrs(t->options()));
     out.profile = profile_of(f.attrs(t->profile()));
+    if (t->measured() != nullptr && t->measured()->size() > 0) {
+      out.profile.measured = measured_of(Json::parse(t->measured()->str(), nullptr, false));
+      if (!out.profile.measured) throw f.bad("its times of ops are no profile");
+    }
   } catch (const Error& e) {
     throw f.bad(e.message());
   }
