@@ -73,6 +73,11 @@ void of_tasks(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
   Pass(graph, tasks);
 }
 
+template <void (*Check)(const Graph&, const TaskGraphs&)>
+void checked(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
+  Check(graph, tasks);
+}
+
 void clean_scopes(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
   clean_as_written(graph, tasks.written);
 }
@@ -86,6 +91,7 @@ constexpr GraphPass kGraphPasses[] = {
     {"part_casts", of_tasks<part_casts>, kAlways, false},
     {"clean", clean_scopes, kAlways, false},
     {"differentiate", plain<differentiate>, kTrain, false},
+    {"check_copies", checked<check_copies>, kTrain, false},
     {"split_weights", plain<split_weights>, kAlways, false},
     {"add_updates", plain<add_updates>, kTrain, false},
     {"clean_updates", clean_scopes, kTrain, false},

@@ -38,6 +38,10 @@ class Copier {
       : g_(graph), tasks_(tasks), replicas_(std::move(replicas)), factors_(graph) {}
 
   void run() {
+    if (replicas_.size() == 1) {
+      for (Op& op : g_.ops) op.scope = scope(op, 0);
+      return;
+    }
     const std::vector<OpCut> samples = follow_samples(g_, factors_);
     value_.resize(g_.tensors.size());
     for (const TensorId id : g_.inputs) at(id).samples = g_.tensor(id).batch_dim >= 0;
@@ -203,6 +207,49 @@ void copy_replicas(Graph& graph, const TaskGraphs& tasks) {
   if (!tasks.replicas.empty()) Copier(graph, tasks, active(graph, tasks)).run();
 }
 
+void check_copies(const Graph& graph, const TaskGraphs& tasks) {
+  if (tasks.replicas.empty()) return;
+  const auto replica = [&](const Op& op) {
+    return replica_of(tasks, tasks.stage_of_scope[static_cast<size_t>(op.scope)]);
+  };
+  OpFactors factors(graph);
+  const std::vector<OpCut> samples = follow_samples(graph, factors);
+  constexpr size_t kNobody = SIZE_MAX;
+  std::vector<size_t> own(graph.tensors.size(), kNobody);  // which replica's samples it is a sum over
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    const Op& op = graph.ops[i];
+    if (op.phase != Phase::kBackward) continue;
+    size_t from = kNobody;
+    for (const TensorId id : op.inputs) {
+      const size_t of = id == kNone ? kNobody : own[static_cast<size_t>(id)];
+      if (of == kNobody) continue;
+      if (from != kNobody && from != of) {  // they are added
+        from = kNobody;
+        break;
+      }
+      from = of;
+    }
+    if (op.code == OpCode::k_add && from != kNobody)
+      for (const TensorId id : op.inputs)
+        if (own[static_cast<size_t>(id)] != from) from = kNobody;
+    if (samples[i].present() && from != kNobody) {
+      const Op& forward = op.origin == kNone ? op : graph.op(op.origin);
+      throw unimplemented(
+          "{}op '{}' ({}): its gradient needs sums over the samples of all: unlike replicas each compute their own; "
+          "give replicas that are alike",
+          forward.location.empty() ? "" : forward.location + ": ", forward.name, def(forward.code).name)
+          .at_op(forward.name)
+          .at_scope(graph.scope_path(forward.scope));
+    }
+    const Factor* f = samples[i].present() ? &factors.of(op).list[static_cast<size_t>(samples[i].factor)] : nullptr;
+    for (size_t o = 0; o < op.outputs.size(); ++o) {
+      if (op.outputs[o] == kNone) continue;
+      const bool sums = f && !(o < f->outputs.size() && f->outputs[o].present());
+      own[static_cast<size_t>(op.outputs[o])] = f ? (sums ? replica(op) : kNobody) : from;
+    }
+  }
+}
+
 void part_casts(Graph& graph, const TaskGraphs& tasks) {
   if (tasks.replicas.empty()) return;
   const auto replica = [&](const Op& op) {
@@ -228,7 +275,8 @@ void part_casts(Graph& graph, const TaskGraphs& tasks) {
     const auto of = cast.outputs.empty() ? readers.end() : readers.find(cast.outputs[0]);
     if (of == readers.end()) continue;
     for (const auto& [where, scope] : of->second) {
-      const OpId made = append_op(graph, cast.code, cast.inputs, cast.attrs, scope, fmt::format("{}@{}", cast.name, where));
+      const OpId made =
+          append_op(graph, cast.code, cast.inputs, cast.attrs, scope, fmt::format("{}@{}", cast.name, where));
       own[{cast.outputs[0], where}] = graph.op(made).outputs[0];
     }
   }

@@ -12,6 +12,10 @@ namespace whale {
 // that replica's alone. Without unlike replicas the graph stays as it is.
 void copy_replicas(Graph& graph, const TaskGraphs& tasks);
 
+// After differentiate: refuses an op whose gradient sums over samples by itself (batch norm), where no op of the
+// program adds what the copies make.
+void check_copies(const Graph& graph, const TaskGraphs& tasks);
+
 // After apply_precision, which casts a parameter once for all: each copy casts its own, so that gradients of the copies
 // are added in the parameter's type.
 void part_casts(Graph& graph, const TaskGraphs& tasks);

@@ -94,6 +94,7 @@ void Inserter::finish() {
     if (names.insert(name).second) out.fetches.push_back({name, fetchable(id)});
   };
   if (g().training.loss != kNone) fetch("loss", g().training.loss);
+  std::vector<NamedTensor> of_copies;  // of names that are there already
   for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) {
     if (tasks().replicas.empty()) {
       fetch(o.name, o.tensor);
@@ -101,7 +102,8 @@ void Inserter::finish() {
       TensorId id = fetchable(o.tensor);
       for (size_t a = axes(); a-- > 1;)
         if (placement(id, a) == Placement::kShard && !b_.out.at(id, a).samples) id = b_.gather(id, a);
-      out.fetches.push_back({std::string(name_of_copy(o.name)), id});
+      const std::string name(name_of_copy(o.name));
+      (name == o.name ? out.fetches : of_copies).push_back({name, id});
     }
   }
   for (const std::string& name : options_.fetch_gradients) {
@@ -113,6 +115,7 @@ void Inserter::finish() {
     if (names.insert("grad:" + name).second)
       out.fetches.push_back({"grad:" + name, replicated(used == used_.end() ? it->tensor : used->second)});
   }
+  out.fetches.insert(out.fetches.end(), of_copies.begin(), of_copies.end());
   bool updates = false;
   for (Variable& v : g().variables)
     if (v.next != kNone && v.next != v.tensor) {
