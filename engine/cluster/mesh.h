@@ -19,7 +19,10 @@ struct MeshAxis {
   // smaller groups.
   std::vector<double> shares;
   std::vector<double> state_shares;  // of state that ZeRO cuts; empty: equal
-  bool ragged() const { return static_cast<int64_t>(shares.size()) > size; }
+  // Of unlike replicas: the axis has one place in each mesh, and a mesh has part `only` of what is cut along it, by the
+  // shares of all; the other parts are in other meshes. -1: any other axis.
+  int64_t only = -1;
+  bool ragged() const { return only < 0 && static_cast<int64_t>(shares.size()) > size; }
   bool exists(int64_t at, int64_t row) const { return !ragged() || shares[static_cast<size_t>(row * size + at)] >= 0; }
   int64_t members(int64_t row) const {
     int64_t n = size;

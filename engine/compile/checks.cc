@@ -58,6 +58,13 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
         "exact mode with gradients accumulated in {}: sums over micro-batches are trees, of the gradients' own type; "
         "leave one out",
         name_of(*options.accumulate_dtype));
+  if (!tasks.replicas.empty() && (options.adasum || options.gradient_dtype || options.accumulate_dtype))
+    throw unimplemented(
+        "{} with unlike replicas ({}), whose gradients are added as sums in their own type; leave one out",
+        options.adasum           ? "adasum"
+        : options.gradient_dtype ? "gradient_dtype"
+                                 : "accumulate_dtype",
+        tasks.strategy);
   if (!options.adasum) return;
   if (options.accumulate_dtype)
     throw unimplemented(

@@ -21,8 +21,8 @@ std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions&
                                         const std::vector<int32_t>& kinds) {
   const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
   const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
-  if (waits || late || options.prefetch || options.exact || options.adasum || options.offload ||
-      !options.fetch.empty() || !options.stage_recompute.empty())
+  if (waits || late || !p.scoped.tasks.replicas.empty() || options.prefetch || options.exact || options.adasum ||
+      options.offload || !options.fetch.empty() || !options.stage_recompute.empty())
     return std::nullopt;
   constexpr double kBuckets = 2;  // that the gradients of a layer fill
   return condense(p.scoped.graph, p.scoped.tasks,

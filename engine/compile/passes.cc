@@ -6,6 +6,7 @@
 #include "compile/checks.h"
 #include "grad/passes.h"
 #include "rewrite/copies.h"
+#include "rewrite/copy_replicas.h"
 #include "rewrite/fold.h"
 #include "rewrite/fuse.h"
 #include "rewrite/gather_late.h"
@@ -72,17 +73,25 @@ void of_tasks(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
   Pass(graph, tasks);
 }
 
+template <void (*Check)(const Graph&, const TaskGraphs&)>
+void checked(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
+  Check(graph, tasks);
+}
+
 void clean_scopes(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
   clean_as_written(graph, tasks.written);
 }
 
 constexpr GraphPass kGraphPasses[] = {
     {"canonicalise", plain<canonicalise>, kAlways, false},
+    {"copy_replicas", of_tasks<copy_replicas>, kAlways, false},
     {"decompose_splits", of_tasks<decompose_splits>, kAlways, false},
     {"fold_bias", of_tasks<fold_bias>, kAlways, true},
     {"apply_precision", plain<apply_precision>, kAlways, false},
+    {"part_casts", of_tasks<part_casts>, kAlways, false},
     {"clean", clean_scopes, kAlways, false},
     {"differentiate", plain<differentiate>, kTrain, false},
+    {"check_copies", checked<check_copies>, kTrain, false},
     {"split_weights", plain<split_weights>, kAlways, false},
     {"add_updates", plain<add_updates>, kTrain, false},
     {"clean_updates", clean_scopes, kTrain, false},

@@ -94,12 +94,12 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
   const std::vector<double>& state_shares = options.state_shares;
   const CostModel cost(devices, memory_price, options.profile, source.training.precision);
   Graph scoped = source;
-  const auto deal = [&](const Graph& graph, TaskGraphs& formed) {
+  const auto deal = [&](const Graph& graph, const std::vector<DeviceSpec>& there, TaskGraphs& formed) {
     const DealOptions dealt{.batch = batch_of(source),
                             .micro_batches = std::max<int64_t>(1, micro_batches_of(source, formed)),
                             .half = is_half(source.training.precision),
-                            .rooms = options.rooms};
-    deal_axes(graph, devices, dealt, formed);
+                            .rooms = there.size() == devices.size() ? options.rooms : std::vector<Room>{}};
+    deal_axes(graph, there, dealt, formed);
   };
   TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact,
                                       are_unlike(devices, cost) ? DealShares(deal) : DealShares(), options.stages);

@@ -81,6 +81,7 @@ struct Scope {
   int64_t virtual_stages = 0;  // pipeline: per device
   std::string device_order;    // cluster, replica: "all", "row", "column", "average(n)", "[[0,1],[2]]"
   std::string devices;         // cluster: device list text
+  std::string nests;           // replica: "[pipeline(3),split(2)]", what each of unlike replicas has inside; else empty
 };
 
 // ---- variables --------------------------------------------------------------------------------------------------

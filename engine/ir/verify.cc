@@ -53,6 +53,8 @@ void check_scopes(const Graph& graph) {
         throw bad(fmt::format("scope '{}': the shares sum to {}; at least one must be positive", told, sum));
       sum = 0;
     }
+    if (!s.nests.empty() && (s.kind != ScopeKind::kReplica || s.count < 2))
+      throw bad(fmt::format("scope '{}': a list of nests is of two or more replicas", told));
     if (!s.by.empty() && s.by != "sample" && s.by != "micro_batch")
       throw bad(fmt::format("scope '{}': by is '{}', expected 'sample' or 'micro_batch'", told, s.by));
     const auto rules = schedule_rules();

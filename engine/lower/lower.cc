@@ -15,6 +15,7 @@
 #include "plan/limits.h"
 #include "plan/row_waits.h"
 #include "schedule/verify.h"
+#include "task/unlike.h"
 
 namespace whale {
 namespace {
@@ -51,6 +52,12 @@ std::vector<PlanOutput> outputs_of(const ShardedGraph& lg) {
     if (std::all_of(o.parts.axes.begin(), o.parts.axes.end(),
                     [](const AxisSharding& l) { return l.placement == Placement::kReplicate; }))
       o.parts = {};
+    for (const NamedTensor& other : lg.fetches) {  // unlike replicas hand over their own samples
+      if (!lg.of_unlike(1) || other.name != f.name || !lg.at(other.tensor, 1).samples) continue;
+      if (lg.stage(other.tensor) != lg.stage(f.tensor)) o.mesh = kNone;
+      for (size_t a = 1; a < lg.axes(); ++a)
+        if (lg.at(other.tensor, a).placement == Placement::kShard) o.cut_by[a - 1] = true;
+    }
     const bool summed = t.producer != kNone && lg.graph.op(t.producer).code == OpCode::k_accumulate;
     if (o.merge == OutputMerge::kSame && summed) o.merge = OutputMerge::kSum;
     out.push_back(std::move(o));
@@ -102,7 +109,7 @@ class Lowerer {
   uint64_t seen_in(int32_t mesh, uint64_t mask) const {
     const auto& axes = lg_.tasks.meshes[static_cast<size_t>(mesh)].axes;
     for (size_t a = 0; a < axes.size(); ++a)
-      if (axes[a].size == 1) mask &= ~(uint64_t{1} << (a + 1));
+      if (axes[a].size == 1 && axes[a].only < 0) mask &= ~(uint64_t{1} << (a + 1));
     return mask;
   }
 
@@ -147,15 +154,17 @@ class Lowerer {
       const auto [at, fresh] = low_.schedules.try_emplace(run);
       if (!fresh) continue;
       PipelineSchedule& schedule = at->second;
-      schedule = make_schedule(lg_.tasks.schedule, static_cast<int>(lg_.tasks.meshes.size()),
-                               std::max(static_cast<int>(run), 1), static_cast<int>(lg_.tasks.virtual_stages));
-      const int capacity = low_.options.detail == Detail::kFiguresOfFew ? 1 : std::max(capacity_needed(schedule), 1);
-      capacity_ = std::max(capacity_, capacity);
+      const std::vector<PipelineSchedule> pipelines = pipelines_of(lg_.tasks, run);
+      const bool few = low_.options.detail == Detail::kFiguresOfFew;
+      for (const PipelineSchedule& pipeline : pipelines) {
+        const int capacity = few ? 1 : std::max(capacity_needed(pipeline), 1);
+        capacity_ = std::max(capacity_, capacity);
+        if (backward && !few) verify_schedule(pipeline, capacity);
+      }
+      schedule = beside_each_other(pipelines);
       if (!backward) {  // evaluation: the forward items in the order that they have
         for (auto& order : schedule.devices)
           std::erase_if(order, [](const WorkItem& item) { return item.kind != WorkKind::kForward; });
-      } else if (low_.options.detail != Detail::kFiguresOfFew) {
-        verify_schedule(schedule, capacity);
       }
       if (run == 0)
         for (auto& order : schedule.devices) order.clear();

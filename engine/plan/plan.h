@@ -50,7 +50,8 @@ struct PlanOutput {
   Dims dims;  // global
   OutputMerge merge = OutputMerge::kSame;
   int batch_dim = -1;  // kConcat
-  // Which devices hand it over: those of this mesh whose coordinates are 0 along every axis that does not cut it.
+  // Which devices hand it over: those of this mesh (kConcat, of unlike replicas: of all meshes, kNone) whose
+  // coordinates are 0 along every axis that does not cut it.
   int32_t mesh = 0;
   std::vector<bool> cut_by;  // per axis of the mesh
   Sharding parts;  // kConcat: cuts of other sub-axes than the samples', over the axes of that mesh; empty: none

@@ -231,9 +231,13 @@ std::string print(const Plan& plan) {
       text += fmt::format("  input {} {} {}{} batch_dim {}\n", i, e.inputs[i].name, name_of(e.inputs[i].dtype),
                           to_string(e.inputs[i].dims), e.inputs[i].batch_dim);
     for (size_t o = 0; o < e.outputs.size(); ++o)
-      text += fmt::format("  output {} {} {}{} {}{}\n", o, e.outputs[o].name, name_of(e.outputs[o].dtype),
-                          to_string(e.outputs[o].dims), name_of(e.outputs[o].merge),
-                          plan.meshes.size() > 1 ? fmt::format(" from mesh {}", e.outputs[o].mesh) : "");
+      text += fmt::format(
+          "  output {} {} {}{} {}{}\n", o, e.outputs[o].name, name_of(e.outputs[o].dtype), to_string(e.outputs[o].dims),
+          name_of(e.outputs[o].merge),
+          plan.meshes.size() > 1
+              ? fmt::format(" from {}",
+                            e.outputs[o].mesh == kNone ? "all meshes" : fmt::format("mesh {}", e.outputs[o].mesh))
+              : "");
     for (size_t l = 0; l < e.links.size(); ++l) {
       text += fmt::format("  link {} {}, capacity {}\n", l, e.links[l].name, e.links[l].capacity);
       for (const Transfer& t : e.links[l].transfers)

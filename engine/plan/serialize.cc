@@ -20,7 +20,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 11;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 12;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -90,7 +90,7 @@ Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
   const auto name = write(b, a.name);
   const auto shares = write(b, a.shares);
-  return fb::CreateMeshAxis(b, name, a.size, shares, write(b, a.state_shares));
+  return fb::CreateMeshAxis(b, name, a.size, shares, write(b, a.state_shares), a.only);
 }
 
 Off<fb::Mesh> write_one(Builder& b, const PlanMesh& m) {
@@ -303,7 +303,10 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
 
 MeshAxis read_axis(Fields& f, const fb::MeshAxis* t) {
   MeshAxis out{f.name(t->name(), "a mesh axis"), f.range(t->size(), 1, kMaxCount, "a mesh axis' size"),
-               f.vector(t->shares()), f.vector(t->state_shares())};
+               f.vector(t->shares()), f.vector(t->state_shares()),
+               f.range(t->only(), -1, kMaxCount, "a mesh axis' part")};
+  if (out.only >= 0 && (out.size != 1 || out.only >= std::ssize(out.shares)))
+    throw f.bad("a mesh axis has a part that its shares do not have");
   for (const auto* shares : {&out.shares, &out.state_shares}) {
     for (const double s : *shares) {
       if (f.finite(s, "a share") < 0 && s != kNoDevice) throw f.bad("a share is negative");
@@ -392,14 +395,14 @@ PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
   out.dims = f.dims(t->dims(), out.dtype, "an output");
   out.merge = f.number<OutputMerge>(t->merge(), "an output's merge");
   out.batch_dim = batch_dim(f, t->batch_dim(), out.dims);
-  out.mesh = f.id(t->mesh(), plan.meshes.size(), "an output's mesh");
+  out.mesh = f.id_or_none(t->mesh(), plan.meshes.size(), "an output's mesh");
   if (t->cut_by() != nullptr) {
     f.spend(t->cut_by()->size());
     for (const uint8_t cut : *t->cut_by()) out.cut_by.push_back(cut != 0);
   }
   if (t->parts() != nullptr) {
     out.parts.axes = read_all(f, t->parts(), read_sharding, out.dims);
-    if (out.parts.axes.size() != plan.meshes[static_cast<size_t>(out.mesh)].axes.size())
+    if (out.mesh == kNone || out.parts.axes.size() != plan.meshes[static_cast<size_t>(out.mesh)].axes.size())
       throw f.bad("an output's parts have axes of another mesh");
   }
   return out;

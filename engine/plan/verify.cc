@@ -4,6 +4,7 @@
 #include "plan/verify.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <set>
@@ -287,8 +288,10 @@ void check_places(const Context& c, const std::vector<const DeviceRow*>& rows) {
 // Every device that hands an output over fetches it.
 void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
   const PlanOutput& output = entry.outputs[o];
-  if (!inside(output.mesh, plan.meshes)) fail(fmt::format("output '{}' names mesh {}", output.name, output.mesh));
-  const PlanMesh& mesh = plan.meshes[static_cast<size_t>(output.mesh)];
+  const bool unlike = output.mesh == kNone && output.merge == OutputMerge::kConcat && output.batch_dim >= 0;
+  if (!unlike && !inside(output.mesh, plan.meshes))
+    fail(fmt::format("output '{}' names mesh {}", output.name, output.mesh));
+  const PlanMesh& mesh = plan.meshes[unlike ? 0 : static_cast<size_t>(output.mesh)];
   if (output.cut_by.size() != mesh.axes.size())
     fail(fmt::format("output '{}' is cut by {} axes, its mesh has {}", output.name, output.cut_by.size(),
                      mesh.axes.size()));
@@ -354,12 +357,30 @@ void check_rows(const Plan& plan, const MeshAxis& axis, const std::vector<double
   }
 }
 
+// Of unlike replicas.
+void check_parts(const Plan& plan, const MeshAxis& axis) {
+  double sum = 0;
+  for (const double share : axis.shares) sum += share < 0 ? NAN : share;
+  if (!(sum > 0) || !std::isfinite(sum))
+    throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has shares ({}) that nothing can be cut by", plan.model,
+                axis.name, fmt::join(axis.shares, ","));
+}
+
 void check_mesh(const Plan& plan, const PlanMesh& mesh) {
   int64_t size = 1;
   for (const MeshAxis& axis : mesh.axes) {
     if (axis.size < 1 || axis.size > kMostDevices)
       throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has size {}", plan.model, axis.name, axis.size);
+    const auto parts = std::ssize(axis.shares);
+    if (axis.only >= 0 && (axis.size != 1 || axis.only >= parts || &axis != mesh.axes.data() ||
+                           axis.shares != plan.meshes[0].axes[0].shares || plan.meshes[0].axes[0].only < 0))
+      throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has part {} of {} of unlike replicas", plan.model,
+                  axis.name, axis.only, parts);
     for (const auto* shares : {&axis.shares, &axis.state_shares}) {
+      if (axis.only >= 0 && shares == &axis.shares) {
+        check_parts(plan, axis);
+        continue;
+      }
       const auto n = static_cast<int64_t>(shares->size());
       if (n != 0 && n != axis.size && !(shares == &axis.shares && n == axis.size * size))
         throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' of size {} has {} shares", plan.model, axis.name,

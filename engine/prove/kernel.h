@@ -57,6 +57,8 @@ class Kernels {
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
   std::vector<Value> accumulate(const KernelCall& call, std::string_view combine);
   std::vector<Value> slice(const KernelCall& call);
+  // More terms of a sum, beside those that it has.
+  std::optional<Value> more_terms(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
   Value constant(const Result& result, double value);
   std::vector<Value> zeros(const KernelCall& call);

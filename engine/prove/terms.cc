@@ -80,6 +80,18 @@ void Terms::rename(TensorId tensor) {
   if (summands_.size() == 1) summands_[0].tensor = tensor;
 }
 
+void Terms::unite(TensorId tensor) {
+  if (summands_.size() < 2 || summands_[0].boxes.empty()) return;
+  if (std::ranges::all_of(summands_, [&](const Summand& s) { return s.boxes == summands_[0].boxes; }))
+    summands_ = {{tensor, std::move(summands_[0].boxes)}};
+}
+
+void Terms::name_alike(Terms& a, Terms& b, TensorId tensor) {
+  const auto own = [&](const Terms& t) { return t.summands_.size() == 1 && t.summands_[0].tensor == tensor; };
+  if (own(a)) b.unite(tensor);
+  if (own(b)) a.unite(tensor);
+}
+
 bool Terms::counted() const {
   for (const Summand& s : summands_)
     for (const TermBox& b : s.boxes)

@@ -44,6 +44,9 @@ class Terms {
   static Terms none(TensorId tensor);
   // What is linear in a sum is a sum of as many terms: where it has one summand, that is this tensor now.
   void rename(TensorId tensor);
+  // Of one sum, one with this tensor's own terms and one with those of its summands, which have alike terms each: both
+  // with its own.
+  static void name_alike(Terms& a, Terms& b, TensorId tensor);
   bool counted() const;  // of some terms only the number is known
   // Each term at these positions only.
   void restrict(const TermBox& box);
@@ -56,6 +59,7 @@ class Terms {
 
  private:
   void settle();
+  void unite(TensorId tensor);
   std::vector<Summand> summands_;  // ascending
 };
 

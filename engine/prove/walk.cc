@@ -39,7 +39,7 @@ Region fitted(const Region& region, const Dims& local) {
 
 // As the run time does it (engine/run/handed_over).
 bool hands_over(const DeviceRow& row, const PlanOutput& output) {
-  if (output.mesh != row.mesh) return false;
+  if (output.mesh != row.mesh && output.mesh != kNone) return false;
   for (size_t a = 0; a < row.coordinates.size(); ++a)
     if (row.coordinates[a] != 0 && !(a < output.cut_by.size() && output.cut_by[a])) return false;
   return true;

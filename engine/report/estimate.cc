@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "schedule/timing.h"
 #include "simulate/simulate.h"
+#include "task/unlike.h"
 
 namespace whale {
 namespace {
@@ -54,10 +55,12 @@ class Estimator {
       if (tasks_.meshes.size() > 1) out.seconds = std::max(out.seconds, in_turn());
       return out;
     }
-    const PipelineSchedule schedule =
-        make_schedule(tasks_.schedule, static_cast<int>(tasks_.meshes.size()), static_cast<int>(plan_.micro_batches),
-                      static_cast<int>(tasks_.virtual_stages));
-    out.seconds = std::max(out.seconds, whole + run_clock(schedule, times_).makespan);
+    auto times = times_.begin();
+    for (const PipelineSchedule& schedule : pipelines_of(tasks_, plan_.micro_batches)) {
+      const std::vector<StageTimes> own(times, times + schedule.shape.total_stages());
+      times += schedule.shape.total_stages();
+      out.seconds = std::max(out.seconds, whole + run_clock(schedule, own).makespan);
+    }
     return out;
   }
 
@@ -73,9 +76,13 @@ class Estimator {
 
   // Stages wait for each other, but for their updates, where the whole batch goes through them at once.
   double in_turn() const {
-    double passes = 0, updates = 0;
-    for (const Mesh& mesh : tasks_.meshes) {
+    double passes = 0, updates = 0, longest = 0;  // of unlike replicas each is a pipeline of its own
+    for (size_t m = 0; m < tasks_.meshes.size(); ++m) {
+      const Mesh& mesh = tasks_.meshes[m];
       double slowest = 0;
+      if (std::ranges::any_of(tasks_.replicas,
+                              [&](const UnlikeReplica& r) { return r.stage == static_cast<int32_t>(m); }))
+        passes = 0;
       for (const int32_t d : mesh.devices) {
         if (d < 0) continue;
         const DeviceRow& row = entry_.rows[static_cast<size_t>(d)];
@@ -87,9 +94,9 @@ class Estimator {
         }
         slowest = std::max(slowest, all - update), updates = std::max(updates, update);
       }
-      passes += slowest;
+      passes += slowest, longest = std::max(longest, passes);
     }
-    return passes + updates;
+    return longest + updates;
   }
 
   // All of the device's rows; into the stages' times those of its slowest micro-batch. Returns what is done once.

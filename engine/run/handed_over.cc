@@ -19,7 +19,7 @@ const PlanOutput& port_of(const Entry& entry, const work::Fetch& fetch) {
 }  // namespace
 
 bool hands_over(const DeviceRow& row, const PlanOutput& output) {
-  if (output.mesh != row.mesh) return false;
+  if (output.mesh != row.mesh && output.mesh != kNone) return false;
   for (size_t a = 0; a < row.coordinates.size(); ++a)
     if (row.coordinates[a] != 0 && !(a < output.cut_by.size() && output.cut_by[a])) return false;
   return true;
@@ -37,7 +37,7 @@ std::vector<HandedRun> handed_over(const Plan& plan, const Entry& entry, const D
   std::vector<HandedRun> runs;
   if (!hands_over(row, port)) return runs;
   std::vector<SubAxisCut> cuts;
-  if (!port.parts.axes.empty())
+  if (!port.parts.axes.empty() && port.mesh != kNone)
     cuts = cuts_of(port.dims, port.parts, plan.meshes[static_cast<size_t>(port.mesh)].axes, row.coordinates);
   if (port.merge == OutputMerge::kConcat && port.batch_dim >= 0) {
     const SampleCut& cut = samples_of(row, fetch);

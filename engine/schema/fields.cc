@@ -130,6 +130,7 @@ Scope Fields::scope(const fb::Scope* t, size_t index) {
   out.virtual_stages = range(t->virtual_stages(), 0, kMaxCount, "a scope's virtual stages");
   out.device_order = name(t->device_order(), "a scope's device_order");
   out.devices = name(t->devices(), "a scope's devices");
+  out.nests = name(t->nests(), "what unlike replicas have inside");
   return out;
 }
 
@@ -219,9 +220,10 @@ OffVector<fb::Scope> write(Builder& b, const std::vector<Scope>& scopes) {
   std::vector<Off<fb::Scope>> out;
   for (const Scope& s : scopes) {
     const auto name = write(b, s.name), by = write(b, s.by), factor = write(b, s.factor),
-               schedule = write(b, s.schedule), device_order = write(b, s.device_order), devices = write(b, s.devices);
+               schedule = write(b, s.schedule), device_order = write(b, s.device_order), devices = write(b, s.devices),
+               nests = write(b, s.nests);
     out.push_back(fb::CreateScope(b, number<fb::ScopeKind>(s.kind), s.parent, name, s.count, write(b, s.shares), by,
-                                  factor, s.micro_batches, schedule, s.virtual_stages, device_order, devices));
+                                  factor, s.micro_batches, schedule, s.virtual_stages, device_order, devices, nests));
   }
   return write(b, out);
 }

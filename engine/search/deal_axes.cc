@@ -64,8 +64,11 @@ bool is_split(const MeshAxis& axis) { return axis.name == "split"; }
 double part_of(const Mesh& mesh, const Ints& at, size_t a, bool splits_alone = false) {
   double part = 1;
   for (size_t b = 0; b < mesh.axes.size(); ++b) {
-    if (b == a || mesh.axes[b].size == 1 || (splits_alone && !is_split(mesh.axes[b]))) continue;
     const MeshAxis& axis = mesh.axes[b];
+    if (splits_alone && !is_split(axis)) continue;
+    if (axis.only >= 0)  // of unlike replicas
+      part *= axis.shares[static_cast<size_t>(axis.only)] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
+    if (b == a || axis.size == 1) continue;
     if (axis.shares.empty()) {
       part /= static_cast<double>(axis.size);
       continue;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "shard/chooser.h"
 #include "shard/split.h"
+#include "task/unlike.h"
 
 namespace whale {
 namespace {
@@ -51,6 +52,10 @@ std::vector<TensorId> adjoints_of(const Graph& g) {
 }  // namespace
 
 void place_in_stages(Graph& g, const TaskGraphs& tasks) {
+  // What unlike replicas make of their samples stays with each; what they add goes to the first.
+  const auto apart = [&](const Op& op, const Op& part) {
+    return op.code != OpCode::k_add && replica_of(tasks, op.stage) != replica_of(tasks, part.stage);
+  };
   for (Op& op : g.ops) {
     const auto scope = static_cast<size_t>(op.scope);
     int32_t stage = scope < tasks.stage_of_scope.size() ? tasks.stage_of_scope[scope] : -1;
@@ -64,7 +69,7 @@ void place_in_stages(Graph& g, const TaskGraphs& tasks) {
     for (const TensorId id : op.inputs) {
       if (op.phase != Phase::kBackward || id == kNone || g.tensor(id).producer == kNone) continue;
       const Op& part = g.op(g.tensor(id).producer);
-      if (part.phase == Phase::kBackward && !part.inputs.empty() && part.stage < op.stage)
+      if (part.phase == Phase::kBackward && !part.inputs.empty() && part.stage < op.stage && !apart(op, part))
         op.stage = part.stage, op.scope = part.scope;
     }
   }
@@ -238,7 +243,7 @@ void CutChooser::choose_op(OpId number) {
     to_sharding(operands[i], op.inputs[i], op, a, want);
   };
   for (size_t a = 0; a < axes(); ++a) {
-    if (size(a, op) == 1) continue;
+    if (!axes_.cuts(a, op.stage)) continue;
     const OpCut cut = out_.cuts[a][static_cast<size_t>(number)] = choose(placed, number, a);
     if (cut.present()) {
       for (size_t i = 0; i < op.inputs.size(); ++i) {

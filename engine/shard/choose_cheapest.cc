@@ -11,7 +11,7 @@ double CutChooser::bytes(const Op& reader, TensorId id, const Sharding& sharding
   const Tensor& t = g_.tensor(id);
   double n = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
   for (size_t b = 1; b < axes(); ++b)
-    if (b != a && sharding.axes[b].placement == Placement::kShard) n /= static_cast<double>(size(b, reader));
+    if (b != a && sharding.axes[b].placement == Placement::kShard) n /= ways(b, reader.stage);
   return n;
 }
 

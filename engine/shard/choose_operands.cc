@@ -1,6 +1,7 @@
 // What the reshards of insert.h make of an operand, without inserting one.
 #include <algorithm>
 
+#include "base/error.h"
 #include "shard/chooser.h"
 
 namespace whale {
@@ -46,7 +47,7 @@ CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
   copy.stage = reader.stage;
   if (kind == TensorKind::kInput) copy.sharding = input_sharding(g_.tensor(id), axes_, reader);
   for (size_t a = 1; a < axes(); ++a)
-    if (again || (made && size(a, reader) == 1)) copy.sharding.axes[a] = {};
+    if (again || (made && !axes_.cuts(a, reader.stage))) copy.sharding.axes[a] = {};
   if (made && !again) charge_transfer(id, copy);
   return copy;
 }
@@ -181,6 +182,13 @@ void CutChooser::to_sharding(Operand& o, TensorId id, const Op& reader, size_t a
     return axis.shares == axis.state_shares;
   };
   if (l[a].placement == want.placement && (!cut || (l[a].sub_axis == want.sub_axis && same_shares()))) return;
+  if (axes_.of_unlike(a) && is(l[a], Placement::kShard))
+    throw unimplemented(
+        "op '{}' ({}) needs samples of '{}' that are on other replicas: unlike replicas each compute their own "
+        "samples; give replicas that are alike",
+        reader.name, def(reader.code).name, g_.tensor(id).name)
+        .at_op(reader.name)
+        .at_scope(written_scope(g_, axes_.tasks, reader));
   if (a == kTime) {
     if (is(l[a], Placement::kPartial)) reduce_over_time(o.sharding, o.form), o.late = true;
     if (is(l[a], Placement::kShard)) l[a] = {}, o.form = nullptr, o.late = false;

@@ -1,5 +1,6 @@
 // What the choices cost, by the cost model: arithmetic, and the reshards of its operands.
 #include <algorithm>
+#include <numeric>
 
 #include "cost/cost.h"
 #include "shard/chooser.h"
@@ -14,6 +15,14 @@ Price& Price::operator+=(const Price& other) {
   return *this;
 }
 
+// Of unlike replicas each has its share.
+double CutChooser::ways(size_t a, int32_t stage) const {
+  const MeshAxis& axis = axes_.mesh_axis(a, stage);
+  if (axis.only < 0) return static_cast<double>(axis.size);
+  const double own = axis.shares[static_cast<size_t>(axis.only)];
+  return std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0) / std::max(own, 1e-6);
+}
+
 // Replicas that take whole micro-batches share them.
 double CutChooser::runs(const Sharding& sharding, int32_t stage) const {
   if (sharding.axes[kTime].placement == Placement::kReplicate) return 1;
@@ -25,11 +34,11 @@ double CutChooser::runs(const Sharding& sharding, int32_t stage) const {
 
 // Each micro-batch does its part of what is cut along time: over the step it is the whole.
 void CutChooser::charge_compute(const Op& op, OpId number) {
-  double ways = 1;
+  double parts = 1;
   const auto cut_along = [&](size_t a) { return out_.cuts[a][static_cast<size_t>(number)].present(); };
   for (size_t a = 1; a < axes(); ++a)
-    if (cut_along(a) || (axes_.by_micro_batch(a) && cut_along(kTime))) ways *= static_cast<double>(size(a, op));
-  price_->compute_seconds += op_seconds(cost_of(view_of(g_, op)), axes_.tasks.cost.device) / ways;
+    if (cut_along(a) || (axes_.by_micro_batch(a) && cut_along(kTime))) parts *= ways(a, op.stage);
+  price_->compute_seconds += op_seconds(cost_of(view_of(g_, op)), axes_.tasks.cost.device) / parts;
 }
 
 void CutChooser::charge_move(TensorId id, const Op& reader, const Sharding& from, size_t a, const AxisSharding& to) {
@@ -54,8 +63,7 @@ void CutChooser::charge_move(TensorId id, const Op& reader, const Sharding& from
 void CutChooser::charge_transfer(TensorId id, const Form& copy) {
   double received = static_cast<double>(element_count(g_.tensor(id).dims) * size_of(g_.tensor(id).dtype));
   for (size_t a = 1; a < axes(); ++a)
-    if (copy.sharding.axes[a].placement == Placement::kShard)
-      received /= static_cast<double>(axes_.size(a, copy.stage));
+    if (copy.sharding.axes[a].placement == Placement::kShard) received /= ways(a, copy.stage);
   const double times = runs(copy.sharding, copy.stage);
   if (copy.sharding.axes[kTime].placement == Placement::kShard) received /= static_cast<double>(out_.micro_batches);
   *price_ += {0, times * link_seconds(received, 1, axes_.tasks.cost.link), times * received};

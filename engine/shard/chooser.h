@@ -76,6 +76,7 @@ class CutChooser {
   OpCut cheapest_cut(const Placed& placed, size_t a) const;
 
   // choose_price.cc: charged to the op that is being chosen for
+  double ways(size_t a, int32_t stage) const;                  // that divide what is cut along the axis
   double runs(const Sharding& sharding, int32_t stage) const;  // in a step
   void charge_compute(const Op& op, OpId number);
   void charge_move(TensorId id, const Op& reader, const Sharding& from, size_t a, const AxisSharding& to);

@@ -41,7 +41,7 @@ Sharding input_sharding(const Tensor& input, const Axes& axes, const Op& reader)
   const int dim = input.batch_dim;
   if (dim < 0 || input.dims[static_cast<size_t>(dim)] <= 1) return sharding;
   for (size_t a = 0; a < axes.axes(); ++a)
-    if (axes.size(a, reader.stage) > 1 &&
+    if (axes.cuts(a, reader.stage) &&
         (a == kTime || (axes.role(reader, a) == AxisRole::kReplica && !axes.by_micro_batch(a))))
       sharding.axes[a] = shard({dim, 1, 1}, false, true);
   return sharding;
@@ -147,6 +147,7 @@ AxisSharding made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) 
     return shard(groups, cut.state, cut.samples);
   if (o < f.outputs.size() && f.outputs[o].present())
     return shard(sub_axis_part(f.outputs[o], cut.sub), cut.state, cut.samples);
+  if (p.axes.of_unlike(a)) return {};  // the program adds what the copies make of their samples
   return {
       .placement = Placement::kPartial, .sub_axis = {}, .state = false, .samples = false, .combine = f.combine_of(o)};
 }

@@ -76,7 +76,7 @@ void Inserter::place(Op op, OpId number, const Forced& forced) {
   hoist_operands(op, number);
   const Factors& factors = factors_.of(g(), op);
   for (size_t a = 0; a < axes(); ++a) {
-    if (size(a, op) == 1) continue;
+    if (!b_.out.cuts(a, op.stage)) continue;
     OpCut cut;
     if (number != kNone) {
       cut = choices_.cuts[a][static_cast<size_t>(number)];

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "task/unlike.h"
 
 namespace whale {
 
@@ -93,7 +94,18 @@ void Inserter::finish() {
     if (names.insert(name).second) out.fetches.push_back({name, fetchable(id)});
   };
   if (g().training.loss != kNone) fetch("loss", g().training.loss);
-  for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) fetch(o.name, o.tensor);
+  std::vector<NamedTensor> of_copies;  // of names that are there already
+  for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) {
+    if (tasks().replicas.empty()) {
+      fetch(o.name, o.tensor);
+    } else if (names.insert(o.name).second) {  // each replica hands over its samples, whole
+      TensorId id = fetchable(o.tensor);
+      for (size_t a = axes(); a-- > 1;)
+        if (placement(id, a) == Placement::kShard && !b_.out.at(id, a).samples) id = b_.gather(id, a);
+      const std::string name(name_of_copy(o.name));
+      (name == o.name ? out.fetches : of_copies).push_back({name, id});
+    }
+  }
   for (const std::string& name : options_.fetch_gradients) {
     const auto it =
         std::find_if(g().gradients.begin(), g().gradients.end(), [&](const NamedTensor& n) { return n.name == name; });
@@ -103,6 +115,7 @@ void Inserter::finish() {
     if (names.insert("grad:" + name).second)
       out.fetches.push_back({"grad:" + name, replicated(used == used_.end() ? it->tensor : used->second)});
   }
+  out.fetches.insert(out.fetches.end(), of_copies.begin(), of_copies.end());
   bool updates = false;
   for (Variable& v : g().variables)
     if (v.next != kNone && v.next != v.tensor) {

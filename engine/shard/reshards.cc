@@ -392,7 +392,7 @@ TensorId ReshardBuilder::transfer(TensorId id, int32_t stage) {
   const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
   Sharding& sharding = out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
   for (size_t a = 1; a < out.axes(); ++a)
-    if (out.size(a, stage) == 1) sharding.axes[a] = {};
+    if (!out.cuts(a, stage)) sharding.axes[a] = {};
   append_behind(id, OpCode::k_transfer, {id}, made, {}, stage);
   return made_[at] = made;
 }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "shard/sub_axes.h"
+#include "task/unlike.h"
 #include "task/window.h"
 
 namespace whale {
@@ -81,13 +82,18 @@ void verify_op(const ShardedGraph& g, const Op& op, size_t a, OpFactors& all) {
   const auto any = [&](const TensorIds& ids, Placement p) {
     return std::any_of(ids.begin(), ids.end(), [&](TensorId id) { return place(id) == p; });
   };
-  if (op.code == OpCode::k_transfer) return;  // from one mesh to another
+  if (op.code == OpCode::k_transfer) {  // from one mesh to another
+    if (g.of_unlike(a) && place(op.inputs[0]) != Placement::kReplicate &&
+        replica_of(g.tasks, g.stage(op.inputs[0])) != replica_of(g.tasks, op.stage))
+      fail(g, op, a, "samples of a replica go to an unlike one");
+    return;
+  }
   if (has_flag(op.code, kMemoryCopy)) {
     for (size_t i = 0; i < op.outputs.size(); ++i)
       if (!(g.at(op.inputs[i], a) == g.at(op.outputs[i], a))) fail(g, op, a, "a copy lies otherwise");
     return;
   }
-  if (g.size(a, op.stage) == 1) {
+  if (!g.cuts(a, op.stage)) {
     for (const auto* ids : {&op.inputs, &op.outputs})
       if (any(*ids, Placement::kShard) || any(*ids, Placement::kPartial))
         fail(g, op, a, "an axis of size 1 cuts a tensor");
@@ -172,7 +178,7 @@ void verify_op(const ShardedGraph& g, const Op& op, size_t a, OpFactors& all) {
     for (size_t i = 0; i < op.outputs.size() && i < f.outputs.size(); ++i) {
       if (streamed.output(i) || of_groups(f.group.outputs, i, op.outputs[i])) continue;
       look(op.outputs[i], f.outputs[i]);
-      const bool partial = !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
+      const bool partial = !g.of_unlike(a) && !f.outputs[i].present() && i < f.partial.size() && f.partial[i];
       if (op.outputs[i] == kNone) continue;
       const AxisSharding& l = g.at(op.outputs[i], a);
       if ((l.placement == Placement::kPartial) != partial || (partial && l.combine != f.combine_of(i))) fits = false;

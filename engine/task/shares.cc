@@ -89,6 +89,7 @@ const std::vector<Interval>& known_cut(int64_t total, const std::vector<double>&
 
 Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, int64_t row) {
   const std::vector<double>& shares = state ? axis.state_shares : axis.shares;
+  if (axis.only >= 0) return known_cut(extent, axis.shares).at(static_cast<size_t>(axis.only));
   if (axis.ragged() && (!state || axis.has_gaps())) {
     std::vector<double> weights;
     for (int64_t k = 0; k < axis.size; ++k) {

@@ -1,8 +1,10 @@
 #include "task/strategy.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <set>
 
 #include "base/error.h"
@@ -117,6 +119,13 @@ std::vector<double> weights(const Value& v) {
 }
 std::string count_text(const Scope& s) { return s.count ? fmt::format("{}", s.count) : ""; }
 void read_count(Scope& s, const Value& v) { s.count = number(v); }
+std::string replicas_text(const Scope& s) { return s.nests.empty() ? count_text(s) : s.nests; }
+// How many there are, or what each of unlike ones has inside.
+void read_replicas(Scope& s, const Value& v) {
+  if (!v.starts_with('[')) return read_count(s, v);
+  s.nests = v;
+  s.count = std::ssize(parse_nests(v));
+}
 // One list, or a list of lists; short ones are of groups with fewer devices.
 void read_shares(Scope& s, const Value& v) {
   if (!v.starts_with("[[")) return void(s.shares = weights(v));
@@ -148,7 +157,7 @@ std::string shares_text(const Scope& s) {
 }
 
 const Parameter kParameters[] = {
-    {ScopeKind::kReplica, "count", true, read_count, count_text},
+    {ScopeKind::kReplica, "count", true, read_replicas, replicas_text},
     {ScopeKind::kReplica, "shares", false, read_shares, shares_text},
     {ScopeKind::kReplica, "by", false,
      [](Scope& s, const Value& v) {
@@ -251,6 +260,31 @@ const char* name_of(ScopeKind kind) {
 std::vector<Scope> parse_strategy(std::string_view text) {
   Reader in{text};
   return parse_nest(in);
+}
+
+std::vector<std::vector<Scope>> parse_nests(std::string_view list) {
+  const auto fail = [&](const std::string& what) { return invalid("'{}', {}", brief(list), what); };
+  if (list.size() < 2 || list.front() != '[' || list.back() != ']')
+    throw fail("expected a list such as [pipeline(2), split(2)]");
+  list = list.substr(1, list.size() - 2);
+  // A nest with nests of its own begins so, whatever stands between: it is read no further.
+  std::string dense;
+  std::copy_if(list.begin(), list.end(), std::back_inserter(dense),
+               [](char c) { return c != ' ' && c != '\t' && c != '\n'; });
+  if (dense.find("([") != dense.npos) throw fail("has unlike replicas inside of unlike replicas; one list is enough");
+  std::vector<std::vector<Scope>> out;
+  int depth = 0;
+  for (size_t from = 0, at = 0; at <= dense.size(); ++at) {
+    if (at < dense.size()) {
+      const char c = dense[at];
+      depth += c == '(' || c == '[' ? 1 : c == ')' || c == ']' ? -1 : 0;
+      if (c != ',' || depth > 0) continue;
+    }
+    out.push_back(parse_strategy(std::string_view(dense).substr(from, at - from)));
+    from = at + 1;
+  }
+  if (out.size() < 2) throw fail("has one replica, expected two or more; leave the list out");
+  return out;
 }
 
 std::vector<StrategyClause> parse_clauses(std::string_view text) {

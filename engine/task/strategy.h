@@ -11,6 +11,8 @@
 namespace whale {
 
 std::vector<Scope> parse_strategy(std::string_view text);  // throws with the position and what was expected
+// "[pipeline(3), split(2)]": what each of unlike replicas has inside (Scope::nests), two or more.
+std::vector<std::vector<Scope>> parse_nests(std::string_view list);
 
 // Several nests in one text: "backbone: replica(2); classifier: split(2); replica(2)". A clause with a name is for the
 // ops inside name scopes of that name (or path, "encoder/block0"), the one without for all others.

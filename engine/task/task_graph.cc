@@ -7,6 +7,7 @@
 #include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
+#include "task/unlike.h"
 
 namespace whale {
 namespace {
@@ -132,9 +133,12 @@ const TaskGraph& TaskGraphs::task(const Op& op) const {
 
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
                             const CostModel& cost, bool exact, const DealShares& deal, const StageLimits& limits) {
+  const std::string_view text = strategy.empty() ? std::string_view(graph.default_strategy) : strategy;
+  if (const std::optional<Scope> replicas = find_unlike(graph, text))
+    return form_unlike(graph, devices, *replicas, cost, exact, deal);
   TaskGraphs out(cost);
   const auto there = std::ssize(devices);
-  TaskLeaves leaves = find_leaves(graph, strategy.empty() ? graph.default_strategy : strategy, there);
+  TaskLeaves leaves = find_leaves(graph, text, there);
   const std::optional<TaskPipeline> pipeline = find_pipeline(graph, leaves, there);
   Ints stage_devices{there};
   if (pipeline) {
@@ -164,7 +168,7 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
                            device_order(leaves, devices, stage_devices));
   make_tasks(graph, leaves, axes, out);
   out.strategy = strategy_text(std::move(leaves.list), pipeline.has_value());
-  share_micro_batches(axes, exact, out, deal ? [&] { deal(graph, out); } : std::function<void()>());
+  share_micro_batches(axes, exact, out, deal ? [&] { deal(graph, devices, out); } : std::function<void()>());
   return out;
 }
 

@@ -37,6 +37,12 @@ struct LayerShare {
   double entries = 1;  // and from one stage to the next, like those to this one
 };
 
+// One of several replicas that have stages, splits and devices of their own (semantics.md section 3).
+struct UnlikeReplica {
+  std::vector<ScopeId> scope;     // per scope of the graph before it is copied: that of the copy; kNone: no op is in it
+  int32_t stage = 0, stages = 1;  // the first of its stages, and how many
+};
+
 struct TaskGraphs {
   std::vector<TaskGraph> tasks;
   std::vector<int32_t> task_of_scope;   // per scope of the graph; -1: no op is in it
@@ -52,10 +58,14 @@ struct TaskGraphs {
   Ints stage_begins;     // ops at which stages begin that nobody has written, the first of a pipeline left out
   std::string strategy;  // as text, counts filled in
   std::vector<std::string> notes;  // what was decided and why, one sentence each
+  // Unlike replicas: each has a copy of the body (rewrite/copy_replicas.h), on stages and meshes of its own. Empty: the
+  // usual case. Of their axis, the first, each mesh has one place (MeshAxis::only).
+  std::vector<UnlikeReplica> replicas;
   std::vector<LayerShare> shares;  // per scope of a condensed graph (task/condense.h); empty: each layer is itself
   CostModel cost;                  // of the devices: what every pass after this one asks
 
   explicit TaskGraphs(const CostModel& model) : cost(model) {}
+  bool of_unlike(size_t mesh_axis) const { return mesh_axis == 0 && !replicas.empty(); }
   size_t stages() const { return mesh_of_stage.size(); }
   const TaskGraph& task(const Op& op) const;
   LayerShare share(const Op& op) const {
@@ -72,8 +82,8 @@ struct TaskGraphs {
 // A pipeline whose stages are not written is cut here: the graph gets `stage` scopes. Throws naming the scope, the
 // devices wanted and the devices there.
 // `devices`: their machines ascend. `exact`: all replicas are by=micro_batch. `deal` may fill in shares of axes that
-// have none. `limits`: of the stages that are cut here.
-using DealShares = std::function<void(const Graph& graph, TaskGraphs& tasks)>;
+// have none. `limits`: of the stages that are cut here, without unlike replicas.
+using DealShares = std::function<void(const Graph& graph, const std::vector<DeviceSpec>& devices, TaskGraphs& tasks)>;
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
                             const CostModel& cost, bool exact, const DealShares& deal = {},
                             const StageLimits& limits = {});

@@ -41,6 +41,12 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
           "scope '{}' ({}): devices of a cluster is not implemented yet; a device list for the whole plan is",
           brief(to_string(scope)), leaf.path)
           .at_scope(leaf.path);
+    if (!scope.nests.empty())
+      throw unimplemented(
+          "scope '{}' ({}): unlike replicas are around the whole model and nothing is around them or beside them; put "
+          "what is inside a replica into its place in the list",
+          brief(to_string(scope)), leaf.path)
+          .at_scope(leaf.path);
     check_shares(scope, leaf.path);
     if (scope.kind == ScopeKind::kPipeline) {
       if (leaf.pipeline != SIZE_MAX) refuse(leaf, "has a pipeline inside a pipeline; one is enough");
