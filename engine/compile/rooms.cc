@@ -29,7 +29,8 @@ Rooms::Rooms(const std::vector<DeviceSpec>& devices)
     : devices_(devices), parameters_(devices.size()), values_(devices.size()) {}
 
 bool Rooms::see(const TaskGraphs& tasks, const std::vector<MemoryClasses>& held) {
-  if (!are_limited(devices_) || !tasks.replicas.empty() || (tasks.stage_begins.empty() && !are_unlike(devices_)) || is_hopeless(devices_, held))
+  if (!are_limited(devices_) || !tasks.replicas.empty() || (tasks.stage_begins.empty() && !are_unlike(devices_)) ||
+      is_hopeless(devices_, held))
     return false;
   const bool again = std::ranges::any_of(
       seen_, [&](const Seen& s) { return s.begins == tasks.stage_begins && s.meshes == tasks.meshes; });

@@ -67,7 +67,8 @@ double part_of(const Mesh& mesh, const Ints& at, size_t a, bool splits_alone = f
     const MeshAxis& axis = mesh.axes[b];
     if (splits_alone && !is_split(axis)) continue;
     if (axis.only >= 0)  // of unlike replicas
-      part *= axis.shares[static_cast<size_t>(axis.only)] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
+      part *=
+          axis.shares[static_cast<size_t>(axis.only)] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
     if (b == a || axis.size == 1) continue;
     if (axis.shares.empty()) {
       part /= static_cast<double>(axis.size);
