@@ -258,6 +258,28 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
                     devices.size());
 }
 
+namespace {
+
+// Of an op as it is written, and of what a plan may make of it: a product takes a bias and an activation in.
+bool is_measured(const MeasuredDevice& device, OpView view, const OpCost& cost) {
+  if (device.own(shape_of(view, cost))) return true;
+  if (!has_flag(view.code, kProduct) || view.inputs.size() != 3 || view.outputs.empty()) return false;
+  Attrs attrs = *view.attrs;
+  view.attrs = &attrs;
+  for (const bool bias : {false, true}) {
+    if (bias && view.present[2]) break;
+    if (bias) view.present[2] = true, view.inputs[2] = {view.outputs[0].dtype, {view.outputs[0].dims.back()}};
+    for (const OpCode op : all_ops()) {
+      if (op != all_ops().front() && def(op).as_activation == nullptr) continue;
+      attrs["activation"] = std::string(def(op).as_activation == nullptr ? "none" : def(op).as_activation);
+      if (device.own(shape_of(view, cost))) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 void check_profile(const Profile& profile, const Graph& source) {
   if (!profile.measured || profile.measured->devices.empty()) return;
   const MeasuredProfile& measured = *profile.measured;
@@ -275,10 +297,10 @@ void check_profile(const Profile& profile, const Graph& source) {
   for (const Op& op : source.ops) {
     if (has_flag(op.code, kView)) continue;
     const OpView view = view_of(source, op);
-    const OpShape shape = shape_of(view, cost_of(view));
-    all += shape.cost.flops;
-    const auto has = [&](const auto& device) { return device->own(shape).has_value(); };
-    if (std::ranges::any_of(measured.devices, has)) known += shape.cost.flops;
+    const OpCost cost = cost_of(view);
+    all += cost.flops;
+    const auto has = [&](const auto& device) { return is_measured(*device, view, cost); };
+    if (std::ranges::any_of(measured.devices, has)) known += cost.flops;
   }
   constexpr double kLeast = 0.1;  // of the work: any two models have some small op in common
   if (known < kLeast * all)

@@ -227,8 +227,14 @@ std::optional<MeasuredTimes> MeasuredDevice::of(const OpShape& shape, double flo
   if (at == alike_.end()) return std::nullopt;
   const double mine = work_seconds(shape.cost, flops_per_second, bytes_per_second);
   std::vector<std::pair<double, double>> points;
-  for (const MeasuredPoint* p : at->second)
-    points.emplace_back(work_seconds(p->cost, flops_per_second, bytes_per_second) / mine, p->seconds);
+  double most = 0;
+  for (const MeasuredPoint* p : at->second) {
+    const double work = work_seconds(p->cost, flops_per_second, bytes_per_second);
+    points.emplace_back(work / mine, p->seconds), most = std::max(most, work);
+  }
+  // What took its start alone says nothing of much more work.
+  constexpr double kTellsSeconds = 20e-6, kFarther = 2;
+  if (most < kTellsSeconds && mine > kFarther * most) return std::nullopt;
   // Points of as much work, to a quarter: their mean. Shapes differ, and so do their times.
   std::ranges::sort(points);
   std::vector<std::pair<double, double>> merged;

@@ -81,6 +81,12 @@ TEST_CASE("measured: points of an op are those that differ by one multiple; othe
   CHECK(by_work->at(1) > 1e-4);
   CHECK(by_work->at(1) < 9e-4);
   CHECK_FALSE(device.of(product_of(4, 4, 4, DType::kF64), 1e11, 1e10));  // of a type that was not measured
+  // A start of an op says nothing of a large one.
+  MeasuredDevice small;
+  add(small, product_of(2, 2, 2), 5e-6);
+  small.index();
+  CHECK_FALSE(small.of(product_of(512, 512, 512), 1e11, 1e10));
+  CHECK(small.of(product_of(2, 3, 2), 1e11, 1e10));
   // Products of 16 bits, asked for before a plan has its precision.
   MeasuredDevice half;
   add(half, product_of(32, 64, 48, DType::kBF16), 5e-5);
@@ -244,7 +250,8 @@ TEST_CASE("measured: stages are cut by what was measured") {
 }
 
 TEST_CASE("measured: a profile of another model is refused, one of other devices is said") {
-  const small::Model m = small::mlp(8, OptimizerKind::kSgd, 4, 16), other = small::mlp(8, OptimizerKind::kSgd, 5, 23);
+  const small::Model m = small::mlp(8, OptimizerKind::kSgd, 64, 128),
+                     other = small::mlp(8, OptimizerKind::kSgd, 65, 97);
   const DeviceSpec device = parse_devices("null", {0})[0];
   auto profile = std::make_shared<MeasuredProfile>();
   profile->model = "mlp-of-another-width";
