@@ -1,5 +1,6 @@
 // The engine: back ends and the table of ops.
 #include "base/json.h"
+#include "cost/profile_import.h"
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
@@ -131,6 +132,15 @@ whale_status* whale_engine_validate_json(whale_engine* engine, whale_str path, w
     need(out, "out");
     const ValidateOptions options{.form = text(form, "form"), .profiles = text(profiles, "profiles")};
     *out = make_text(text_of(validate(nonempty(path, "path"), options)));
+  });
+}
+
+whale_status* whale_engine_profile_import_json(whale_engine* engine, whale_str path, whale_str device,
+                                               whale_text* out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    *out = make_text(text_of(json_of(*import_profile(nonempty(path, "path"), text(device, "device")))));
   });
 }
 

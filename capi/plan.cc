@@ -14,6 +14,7 @@
 #include "plan/figures.h"
 #include "plan/in_float64.h"
 #include "ir/plan_options.h"
+#include "probe/model_profile.h"
 #include "prove/prove.h"
 #include "report/page.h"
 #include "report/predicted_trace.h"
@@ -260,6 +261,25 @@ whale_status* whale_plan_predict_json(whale_engine* engine, const whale_graph* g
       of_samples.push_back(number<int64_t>(n, 1, INT32_MAX, "batches"));
     const Watch watching = request.watch();
     *out = make_text(text_of(predict(*request.graph, request.devices, request.options, of_devices, of_samples)));
+  });
+}
+
+whale_status* whale_engine_profile_json(whale_engine* engine, const whale_graph* graph, const whale_cluster* cluster,
+                                        const whale_plan_options* options, const int64_t* samples, size_t sample_count,
+                                        double seconds, whale_text* out) {
+  return guard([&] {
+    const Request request(engine, graph, cluster, options);
+    need(out, "out");
+    ModelProfileOptions profiled;
+    profiled.compile.precision = request.options.precision;
+    profiled.compile.max_bytes = request.options.max_bytes, profiled.compile.verify_passes = false;
+    for (const int64_t n : array(samples, sample_count, "samples"))
+      profiled.samples.push_back(number<int64_t>(n, 1, INT32_MAX, "samples"));
+    if (!(seconds >= 0 && seconds <= 3600)) throw invalid("argument `seconds` is {}, expected 0 to 3600", seconds);
+    if (seconds > 0) profiled.seconds = seconds;
+    profiled.leases = engine->leases, profiled.cancel = request.cancel, profiled.init_files = request.init_files;
+    const Watch watching = request.watch();
+    *out = make_text(text_of(profile_model(engine->backends, *request.graph, request.devices, profiled)));
   });
 }
 

@@ -16,9 +16,9 @@ OPEN = {"plan/plan.h", "plan/part.h", "plan/placed.h", "plan/serialize.h", "plan
 PLANNING = {"schema", "grad", "cluster", "cost", "schedule", "task", "shard", "rewrite", "plan", "lower", "simulate",
             "search", "report", "compile"}
 # session/ joins planning and running: it plans smaller batches when they come, and decides cores when it opens devices.
-# probe/ fills in the figures that cost/ has, and comm/ chooses the form of an all-reduce by them.
+# probe/ fills in the figures that cost/ has, of a model's ops by plans that it runs, and comm/ chooses the form of an all-reduce by them.
 # validate/ asks the cost model and the planner, and runs nothing.
-EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("probe", "cluster"), ("comm", "cost"),
+EXCEPTIONS = {("session", "compile"), ("session", "cluster"), ("probe", "cost"), ("probe", "cluster"), ("probe", "compile"), ("probe", "simulate"), ("comm", "cost"),
               ("validate", "cost"), ("validate", "cluster"), ("validate", "task"), ("validate", "compile"), ("validate", "simulate"),
               ("validate", "search")}
 

@@ -570,8 +570,9 @@ typedef struct whale_plan_options {
   size_t train_batch_count;
   const int64_t *eval_batches;    /* of evaluations, of any size */
   size_t eval_batch_count;
-  whale_str profile;              /* JSON: figures of the machine by name, or what whale_engine_probe_json gave; empty: those of devices
-                                     that nobody has measured. A plan keeps them */
+  whale_str profile;              /* JSON: figures of the machine by name, or what whale_engine_probe_json, whale_engine_profile_json or
+                                     whale_engine_profile_import_json gave; empty: those of devices that nobody has measured. A plan
+                                     keeps them */
   int32_t objective;              /* whale_objective of strategy "auto" */
   double most_price;              /* of a step that "auto" may choose, in the currency of the devices' prices; 0: any */
   double least_throughput;        /* samples a second that "auto" may choose; 0: any */
@@ -772,6 +773,16 @@ WHALE_API void whale_world_release(whale_world *world);
  * call it with the devices of all of them, and each gets the same text. UNIMPLEMENTED: devices that compute nothing, or are there for tests. */
 WHALE_API whale_status *whale_engine_probe_json(whale_engine *engine, const whale_cluster *cluster, whale_world *world /* may be NULL */,
                                                 whale_cancel *cancel /* may be NULL */, whale_text *out);
+/* Runs steps of a model on each device of a cluster by itself, all of them at once, and gives what its ops took by kind of device and local
+ * batch, for `profile` of whale_plan_options: JSON with `schema`, `units`, `model`, `devices` and the `profile` of a probe (docs/profiles.md).
+ * `options`: precision, cancel and timeout of planning are looked at. `samples`: local batches, at most the graph's own; none: that, a half, a
+ * quarter of it, and so on. Each takes about `seconds`; 0: 1. UNIMPLEMENTED: devices that compute nothing, or are there for tests. */
+WHALE_API whale_status *whale_engine_profile_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
+                                                  const whale_plan_options *options /* may be NULL */, const int64_t *samples,
+                                                  size_t sample_count, double seconds, whale_text *out);
+/* What others measured, in that form: Sailor's and Metis's profiles of layers, or a table of ops with the columns set, op, gpu, B, M, N, K, H, ms.
+ * `path`: a file, of Metis also a folder; `device`: the device type whose times they are, where the file does not say. */
+WHALE_API whale_status *whale_engine_profile_import_json(whale_engine *engine, whale_str path, whale_str device, whale_text *out);
 /* What libwhale's cost model and planner say of rows that somebody measured (docs/validation.md): JSON with `form`, `rows`, what that form
  * measures (`mean_absolute_error_percent`, `spearman`, `regret`), `groups` and `text`, lines for a person. `path`: a file; `form`: empty for the
  * one that the file's columns tell; `profiles`: a folder that the form reads besides, may be empty. Runs nothing. */

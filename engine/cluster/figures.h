@@ -5,10 +5,15 @@
 
 namespace whale {
 
+class MeasuredDevice;  // cost/measured.h
+struct DeviceCurve;    // cost/curve.h
+
 struct DeviceRates {
   double flops_per_second;
   double bytes_per_second;
-  double seconds_per_op;  // to start an instruction
+  double seconds_per_op;                     // to start an instruction
+  const MeasuredDevice* measured = nullptr;  // ops that a profile has times of; the profile outlives this
+  const DeviceCurve* curve = nullptr;        // how the rates fall for small and odd sizes, where the table has that
   friend bool operator==(const DeviceRates&, const DeviceRates&) = default;
 };
 

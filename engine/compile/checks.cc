@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cost/measured_layers.h"
 #include "cluster/devices.h"
 #include "grad/passes.h"
 #include "plan/groups.h"
@@ -248,6 +249,59 @@ void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source) 
     if (!traits(d.kind).float64)
       throw invalid("precision float64 runs on ref devices only, the list has '{}'; use ref:{}", to_string(d),
                     devices.size());
+}
+
+namespace {
+
+// Of an op as it is written, and of what a plan may make of it: a product takes a bias and an activation in.
+bool is_measured(const MeasuredDevice& device, OpView view, const OpCost& cost) {
+  if (device.own(shape_of(view, cost))) return true;
+  if (!has_flag(view.code, kProduct) || view.inputs.size() != 3 || view.outputs.empty()) return false;
+  Attrs attrs = *view.attrs;
+  view.attrs = &attrs;
+  for (const bool bias : {false, true}) {
+    if (bias && view.present[2]) break;
+    if (bias) view.present[2] = true, view.inputs[2] = {view.outputs[0].dtype, {view.outputs[0].dims.back()}};
+    for (const OpCode op : all_ops()) {
+      if (op != all_ops().front() && def(op).as_activation == nullptr) continue;
+      attrs["activation"] = std::string(def(op).as_activation == nullptr ? "none" : def(op).as_activation);
+      if (device.own(shape_of(view, cost))) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_profile(const Profile& profile, const Graph& source) {
+  if (!profile.measured || profile.measured->devices.empty()) return;
+  const MeasuredProfile& measured = *profile.measured;
+  const std::string of =
+      measured.model.empty() ? std::string() : fmt::format(" is of model '{}' and", brief(measured.model));
+  for (const auto& device : measured.devices) {
+    const int64_t blocks = blocks_of(source.scopes).count;
+    if (!device->layers.empty() && std::ssize(device->layers[0].layers) != blocks + 2)
+      throw invalid(
+          "the profile{} has times of {} layers; model '{}' has {} blocks, with the embedding and the head {} layers",
+          of, device->layers[0].layers.size(), source.name, blocks, blocks + 2);
+  }
+  if (!measured.of_ops() || measured.model.empty()) return;  // a table of ops is of no model
+  double all = 0, known = 0;                                 // FLOPs
+  for (const Op& op : source.ops) {
+    if (has_flag(op.code, kView)) continue;
+    const OpView view = view_of(source, op);
+    const OpCost cost = cost_of(view);
+    all += cost.flops;
+    const auto has = [&](const auto& device) { return is_measured(*device, view, cost); };
+    if (std::ranges::any_of(measured.devices, has)) known += cost.flops;
+  }
+  constexpr double kLeast = 0.1;  // of the work: any two models have some small op in common
+  if (known < kLeast * all)
+    throw invalid(
+        "the profile{} has hardly an op of model '{}' ({:.2g} % of its FLOPs are of ops with the same types, "
+        "attributes "
+        "and sizes beside the batch); measure this model with `whale profile`",
+        of, source.name, 100 * known / all);
 }
 
 void check_numbers(const Graph& source) {

@@ -29,6 +29,8 @@ void verify_source(const Plan& plan);
 // The same of one entry; `whole`: its graph before it is laid out.
 void check_source(const Plan& plan, const Entry& entry, const Graph& whole);
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source);
+// That what a profile has measured is of this model, or of one with ops or layers like it.
+void check_profile(const Profile& profile, const Graph& source);
 // No finite number of the model is infinite as the plan holds it. float16 may round to infinity: masks do.
 void check_numbers(const Graph& source);
 

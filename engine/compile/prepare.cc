@@ -1,9 +1,12 @@
 #include "compile/prepare.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "base/text.h"
 #include "compile/checks.h"
+#include "cost/measured.h"
 #include "grad/passes.h"
 #include "plan/groups.h"
 #include "plan/limits.h"
@@ -52,6 +55,30 @@ double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks, cons
   return std::min(held / (kLeastShare * seconds), usual.freed_bytes_per_second);
 }
 
+// Whose times are measured, and whose are not.
+std::string profile_note(const std::vector<DeviceSpec>& devices, const Profile& profile) {
+  if (!profile.measured) return "";
+  std::set<MeasuredKind> with, without;
+  std::map<std::vector<int>, int64_t> users;
+  for (const DeviceSpec& d : devices) ++users[d.cores];
+  for (const DeviceSpec& d : devices) {
+    const MeasuredKind kind = kind_of(d, users[d.cores]);
+    (profile.measured->of(kind) != nullptr ? with : without).insert(kind);
+  }
+  const auto names = [](const std::set<MeasuredKind>& kinds) {
+    std::vector<std::string> out;
+    for (const MeasuredKind& kind : kinds) out.push_back(to_string(kind));
+    return fmt::format("{}", fmt::join(out, ", "));
+  };
+  std::string out = with.empty() ? ""
+                                 : fmt::format("Times of {} on {} are measured.",
+                                               profile.measured->of_ops() ? "ops" : "layers", names(with));
+  if (!without.empty())
+    out += fmt::format("{}The profile has none of {}, but of {}: those are timed by their rates.",
+                       out.empty() ? "" : " ", names(without), profile.measured->kinds());
+  return out;
+}
+
 // Micro-batches: written on the pipeline, or the graph's.
 int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
   for (const TaskGraph& task : tasks.tasks)
@@ -75,7 +102,7 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
     deal_axes(graph, devices, dealt, formed);
   };
   TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact,
-                                      are_unlike(devices) ? DealShares(deal) : DealShares());
+                                      are_unlike(devices, cost) ? DealShares(deal) : DealShares());
   Scoped out{std::move(scoped), std::move(tasks)};
   if (state_shares.empty()) return out;
   bool found = false;
@@ -103,12 +130,15 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   verify_ops(source);
   check_limits(source);
   check_numbers(source);
+  check_profile(options.profile, source);
   if (options.dump) options.dump("source", print(source));
   CompileOptions with = options;
   Scoped scoped = scope_out(source, devices, options, memory_price);
   with.profile.freed_bytes_per_second = freed_bytes_per_second(source, scoped.tasks, options.profile);
   if (with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second)
     scoped = scope_out(source, devices, with, memory_price);
+  if (const std::string note = profile_note(devices, options.profile); !note.empty())
+    scoped.tasks.notes.push_back(note);
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);

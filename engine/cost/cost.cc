@@ -5,6 +5,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "cost/curve.h"
+#include "cost/measured.h"
 
 namespace whale {
 
@@ -62,15 +64,19 @@ CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const
       bf16(precision == Precision::kBFloat16),
       unknown(profile.device) {
   freed_bytes_per_second /= memory_price;
+  for (const DeviceSpec& d : devices) ++users_[d.cores];
   const Profile usual = *this;
   bool first = true, pairs = false;  // pairs: of a node
   for (size_t d = 0; d < devices.size(); ++d) {
-    if (!devices[d].figures.known()) continue;
     const DeviceRates mine = rates_of(devices[d], half);
+    if (mine.measured != nullptr && (device.measured == nullptr || mine.flops_per_second < device.flops_per_second))
+      device.measured = mine.measured;
+    if (!devices[d].figures.known()) continue;
     device = first ? mine
                    : DeviceRates{std::min(device.flops_per_second, mine.flops_per_second),
                                  std::min(device.bytes_per_second, mine.bytes_per_second),
-                                 std::max(device.seconds_per_op, mine.seconds_per_op)};
+                                 std::max(device.seconds_per_op, mine.seconds_per_op), slower(device, mine).measured,
+                                 slower(device, mine).curve};
     host = slower(first ? host_of(devices[d]) : host, host_of(devices[d]));
     first = false;
     if (d == 0) continue;
@@ -93,11 +99,18 @@ CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const
 
 DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half) const {
   const DeviceFigures& f = d.figures;
-  if (!f.known()) return unknown;
-  const double halves = bf16 ? f.bf16_flops_per_second : f.half_flops_per_second;
-  return {of_half && halves > 0 ? halves : f.f32_flops_per_second,
-          f.bytes_per_second > 0 ? f.bytes_per_second : unknown.bytes_per_second,
-          f.seconds_per_op > 0 ? f.seconds_per_op : unknown.seconds_per_op};
+  DeviceRates out = unknown;
+  if (f.known()) {
+    const double halves = bf16 ? f.bf16_flops_per_second : f.half_flops_per_second;
+    out = {of_half && halves > 0 ? halves : f.f32_flops_per_second,
+           f.bytes_per_second > 0 ? f.bytes_per_second : unknown.bytes_per_second,
+           f.seconds_per_op > 0 ? f.seconds_per_op : unknown.seconds_per_op};
+  }
+  if (measured) {
+    const auto users = users_.find(d.cores);
+    out.measured = measured->of(kind_of(d, users == users_.end() ? 1 : users->second));
+  }
+  return out;
 }
 
 LinkRates CostModel::host_of(const DeviceSpec& d) const {
@@ -112,6 +125,14 @@ OpCost operator+(const OpCost& a, const OpCost& b) { return {a.flops + b.flops, 
 
 double op_seconds(const OpCost& cost, const DeviceRates& rates) {
   return rates.seconds_per_op + std::max(cost.flops / rates.flops_per_second, cost.bytes / rates.bytes_per_second);
+}
+
+double op_seconds(const OpView& op, const DeviceRates& rates) {
+  const OpCost cost = cost_of(op);
+  if (rates.measured != nullptr)
+    if (const auto times = rates.measured->of(shape_of(op, cost), rates.flops_per_second, rates.bytes_per_second))
+      return times->at(1);
+  return op_seconds(cost, rates);
 }
 
 double all_gather_seconds(double bytes, int64_t devices, const LinkRates& link) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "cluster/device_spec.h"
@@ -11,6 +13,8 @@
 namespace whale {
 
 // What is known of a kind of machine: what a measurement would fill in, and from what size on a thing is worth doing.
+class MeasuredProfile;
+
 struct Profile {
   DeviceRates device;
   LinkRates link;                 // between two devices
@@ -30,27 +34,29 @@ struct Profile {
   double add_passes;       // over the bytes of a gradient that a micro-batch adds: the sum is read and written
   double held_copies;      // of a parameter: p, g, m, v
   double gathered_copies;  // of what is put together for a step: itself, and the sum of its gradients in f32
+  // Times of a model's ops on some devices (cost/measured.h): they come before rates. None: nothing was measured.
+  std::shared_ptr<const MeasuredProfile> measured = {};
 };
 // Of devices that nobody has measured.
-inline constexpr Profile kMachineOfCores{.device = {100e9, 20e9, 2e-6},
-                                         .link = {10e9, 5e-6},
-                                         .host = {10e9, 5e-6},
-                                         .freed_bytes_per_second = 4e9,
-                                         .worth_seconds = 100e-6,
-                                         .cached_bytes = 256 << 10,
-                                         .bucket_bytes = 4 << 20,
-                                         .copied_bytes = 256 << 10,
-                                         .worth_copying_bytes = 1024,
-                                         .product_rows = 32,
-                                         .remade_flops = 8,
-                                         .spread = 8,
-                                         .passes = 3,
-                                         .update_passes = 7,
-                                         .add_passes = 3,
-                                         .held_copies = 4,
-                                         .gathered_copies = 3};
+inline const Profile kMachineOfCores{.device = {100e9, 20e9, 2e-6},
+                                     .link = {10e9, 5e-6},
+                                     .host = {10e9, 5e-6},
+                                     .freed_bytes_per_second = 4e9,
+                                     .worth_seconds = 100e-6,
+                                     .cached_bytes = 256 << 10,
+                                     .bucket_bytes = 4 << 20,
+                                     .copied_bytes = 256 << 10,
+                                     .worth_copying_bytes = 1024,
+                                     .product_rows = 32,
+                                     .remade_flops = 8,
+                                     .spread = 8,
+                                     .passes = 3,
+                                     .update_passes = 7,
+                                     .add_passes = 3,
+                                     .held_copies = 4,
+                                     .gathered_copies = 3};
 
-// visit(name, number), of all of them.
+// visit(name, number), of all of them but what was measured.
 template <class P, class Visit>
 void each_figure(P&& p, Visit&& visit) {
   visit("device.flops_per_second", p.device.flops_per_second);
@@ -98,12 +104,18 @@ struct CostModel : Profile {
   LinkRates between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing = 1) const;
 
   double held_seconds(double bytes) const { return bytes / freed_bytes_per_second; }  // what holding them is worth
+
+ private:
+  std::map<std::vector<int>, int> users_;  // of the same cores: devices of the plan
 };
 
 OpCost operator+(const OpCost& a, const OpCost& b);
 
 // Roofline: the slower of arithmetic and memory, plus the start.
 double op_seconds(const OpCost& cost, const DeviceRates& rates);
+
+// Of an op: what was measured of its shape, else by the curve of the device, else the roofline.
+double op_seconds(const OpView& op, const DeviceRates& rates);
 
 // Of the two devices, the one that computes less in a second.
 inline const DeviceRates& slower(const DeviceRates& a, const DeviceRates& b) {

@@ -5,15 +5,21 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "cost/measured.h"
 
 namespace whale {
 
 Profile profile_of_text(std::string_view json) {
   Json given = Json::parse(json, nullptr, false);
-  if (given.is_object() && given.contains("profile")) given = Json(given["profile"]);
+  std::shared_ptr<const MeasuredProfile> measured = measured_of(given);
+  if (given.is_object() && given.contains("profile"))
+    given = Json(given["profile"]);
+  else if (measured)
+    given = Json::object();
   if (!given.is_object())
     throw invalid(
-        "no profile: expected a JSON object of figures by name, as `whale devices --probe -o FILE` writes it");
+        "no profile: expected a JSON object of figures by name, as `whale devices --probe -o FILE` writes it, or "
+        "of times of a model's ops, as `whale profile` does");
   std::map<std::string, bool> whole;  // figures, and whether they are whole numbers
   each_figure(kMachineOfCores,
               [&](const char* name, auto value) { whole[name] = std::is_integral_v<decltype(value)>; });
@@ -33,7 +39,9 @@ Profile profile_of_text(std::string_view json) {
     else
       figures[name] = value.get<double>();
   }
-  return profile_of(figures);
+  Profile out = profile_of(figures);
+  out.measured = std::move(measured);
+  return out;
 }
 
 }  // namespace whale

@@ -1,5 +1,6 @@
 // A profile as JSON: figures by name, as each_figure() has them, or an object that has them as its "profile" (what a
-// probe writes). What is left out is as of devices that nobody has measured.
+// probe writes), or what `whale profile` measured of a model. What is left out is as of devices that nobody has
+// measured.
 #pragma once
 
 #include <string_view>

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "cost/measured.h"
 #include "plan/limits.h"
 #include "plan/memory.h"
 #include "plan/placed.h"
@@ -739,10 +740,11 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   for (const std::string& note : plan.notes) notes.push_back(b.CreateString(note.data(), note.size()));
   const auto notes_at = write(b, notes);
   const auto options = write(b, attrs_of(plan.options)), profile = write(b, attrs_of(plan.profile));
-  fb::FinishPlanBuffer(
-      b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes, groups, scopes,
-                        variables, entries, optimizer, lr_schedule, plan.micro_batches,
-                        number<fb::Precision>(plan.precision), source, notes_at, options, plan.memory_price, profile));
+  const auto measured = plan.profile.measured ? b.CreateString(text_of(json_of(*plan.profile.measured))) : 0;
+  fb::FinishPlanBuffer(b, fb::CreatePlan(b, kPlanFormatVersion, model, plan.model_hash, strategy, devices, meshes,
+                                         groups, scopes, variables, entries, optimizer, lr_schedule, plan.micro_batches,
+                                         number<fb::Precision>(plan.precision), source, notes_at, options,
+                                         plan.memory_price, profile, measured));
   return bytes_of(b);
 }
 
@@ -783,6 +785,10 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   try {
     out.options = options_of(f.attrs(t->options()));
     out.profile = profile_of(f.attrs(t->profile()));
+    if (t->measured() != nullptr && t->measured()->size() > 0) {
+      out.profile.measured = measured_of(Json::parse(t->measured()->str(), nullptr, false));
+      if (!out.profile.measured) throw f.bad("its times of ops are no profile");
+    }
   } catch (const Error& e) {
     throw f.bad(e.message());
   }

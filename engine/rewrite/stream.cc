@@ -195,7 +195,8 @@ class Streamer {
     const double round = op_seconds(cost_of(view_of(g_, op)), device) * share(op.outputs[0], 0) / n;
     const int64_t messages = std::ssize(ring.pieces) + std::ssize(ring.scatters);
     const double shifting = link_seconds(bytes / n, messages, link);
-    const double merging = op_seconds({0, 3 * merged}, device) + op_seconds({}, device) * static_cast<double>(messages);
+    const double merging =
+        op_seconds({0, 3 * merged}, device) + op_seconds(OpCost{}, device) * static_cast<double>(messages);
     const double more = (n - 1) * (std::max(shifting - round, 0.0) + merging) - gathering;
     return more < cost.held_seconds(received_bytes({}, bytes, ring.ways));
   }

@@ -1,11 +1,14 @@
 #include "search/deal_axes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <string>
 
+#include "cost/measured_layers.h"
 #include "ops/op.h"
 #include "plan/figures.h"
 #include "search/balance.h"
@@ -15,15 +18,43 @@
 namespace whale {
 namespace {
 
-// Of a stage's ops for the whole batch: what a device of some rates takes for all of it is linear in its share.
+// Of a stage's ops for the whole batch: what a device of some rates takes for all of it is linear in its share, unless
+// a profile says what it takes by size.
 struct StageWork {
   std::vector<OpCost> costs;
+  std::vector<OpShape> shapes;   // where there is a profile
   std::vector<int64_t> extents;  // the coarsest that a split may cut, of each op; 1: none
   double parameters = 0;         // bytes that are trained, whatever the batch
 };
 
+// Seconds of the work by the part of it, as measured.
+class WorkByPart {
+ public:
+  // of(part): seconds; asked at each octave once.
+  template <class Of>
+  explicit WorkByPart(Of of) {
+    for (int k = 0; k <= kOctaves; ++k) seconds_.push_back(of(std::exp2(-k)));
+    for (int k = kOctaves - 1; k >= 0; --k) seconds_[static_cast<size_t>(k)] = std::max(at_octave(k), at_octave(k + 1));
+  }
+  double at(double part) const {
+    if (part <= 0) return 0;
+    const double x = -std::log2(part);
+    if (x <= 0) return at_octave(0) * part;
+    if (x >= kOctaves) return at_octave(kOctaves) * part * std::exp2(kOctaves);
+    const int k = std::min(static_cast<int>(x), kOctaves - 1);
+    return at_octave(k) + (x - k) * (at_octave(k + 1) - at_octave(k));
+  }
+
+ private:
+  static constexpr int kOctaves = 16;
+  double at_octave(int k) const { return seconds_[static_cast<size_t>(k)]; }
+  std::vector<double> seconds_;
+};
+
 struct Timed {
   double start = 0, all = 0;  // seconds: of all instructions' starts and the update; of the work
+  std::shared_ptr<const WorkByPart> measured = {};
+  double seconds(double part) const { return start + (measured ? measured->at(part) : all * part); }
 };
 
 // A device's part of its stage's work along all axes but `a`.
@@ -58,7 +89,9 @@ class Dealer {
       const auto scope = static_cast<size_t>(op.scope);
       const int32_t stage = scope < tasks.stage_of_scope.size() ? std::max(0, tasks.stage_of_scope[scope]) : 0;
       StageWork& mine = work_[static_cast<size_t>(tasks.mesh_of_stage[static_cast<size_t>(stage)])];
-      mine.costs.push_back(cost_of(view_of(graph, op)));
+      const OpView view = view_of(graph, op);
+      mine.costs.push_back(cost_of(view));
+      if (tasks.cost.measured) mine.shapes.push_back(shape_of(view, mine.costs.back()));
       int64_t coarsest = 0;
       const std::vector<Factor>& list = factors.of(op).list;
       for (size_t f = 0; f < list.size(); ++f) {
@@ -86,20 +119,63 @@ class Dealer {
   Timed timed(size_t mesh, const DeviceSpec& device, bool splits) const {
     const DeviceRates rates = tasks_.cost.rates_of(device, options_.half);
     Timed out;
+    if (rates.measured != nullptr)
+      out.measured = std::make_shared<WorkByPart>([&](double part) {
+        if (!rates.measured->layers.empty()) return layer_seconds(mesh, rates, part);
+        double all = 0;
+        for (size_t i = 0; i < work_[mesh].costs.size(); ++i) all += seconds_of(mesh, i, rates, part);
+        return all;
+      });
     for (const OpCost& cost : work_[mesh].costs) {
       out.start += rates.seconds_per_op;
       out.all += op_seconds(cost, rates) - rates.seconds_per_op;
     }
     out.start *= tasks_.cost.passes * static_cast<double>(options_.micro_batches);
     out.all *= tasks_.cost.passes;
+    if (out.measured) out.start = 0, out.all = out.measured->at(1);
     double ways = 1;
     for (const MeshAxis& axis : tasks_.meshes[mesh].axes)
       if (axis.name == "split") ways *= static_cast<double>(axis.size);
     if (splits)
-      out.all += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters, rates);
+      out.all += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters, rates);  // not of what was measured
     else
       out.start += pass_seconds(tasks_.cost.update_passes * work_[mesh].parameters / ways, rates);
     return out;
+  }
+
+  // Of a mesh's part of all layers, by the rates.
+  double layer_seconds(size_t mesh, const DeviceRates& rates, double part) const {
+    const auto by_rates = [&](const StageWork& work) {
+      double all = 0;
+      for (const OpCost& cost : work.costs) all += op_seconds(cost, rates);
+      return all;
+    };
+    double all = 0;
+    for (const StageWork& work : work_) all += by_rates(work);
+    const auto micro_batches = static_cast<double>(std::max<int64_t>(1, options_.micro_batches));
+    double seconds = 0;
+    for (const MeasuredLayer& layer :
+         layers_at(*rates.measured, 1, part * static_cast<double>(options_.batch) / micro_batches))
+      seconds += layer.forward + layer.backward;
+    return all > 0 ? seconds * micro_batches * by_rates(work_[mesh]) / all : 0;
+  }
+
+  // Forward and backward of an op, of a part of the whole batch's work.
+  double seconds_of(size_t mesh, size_t i, const DeviceRates& rates, double part) const {
+    const OpCost& cost = work_[mesh].costs[i];
+    if (rates.measured != nullptr) {
+      const auto micro_batches = static_cast<double>(std::max<int64_t>(1, options_.micro_batches));
+      const double passes = rates.measured->passes(part * static_cast<double>(options_.batch) / micro_batches);
+      const OpShape& shape = work_[mesh].shapes[i];
+      auto& known = times_[{rates.measured, mesh}];
+      if (known.empty()) known.resize(work_[mesh].costs.size());
+      if (!known[i])
+        known[i] = std::make_shared<std::optional<MeasuredTimes>>(
+            rates.measured->of(shape, rates.flops_per_second, rates.bytes_per_second));
+      if (*known[i])
+        return (passes > 0 ? passes : tasks_.cost.passes) * micro_batches * (*known[i])->at(part / micro_batches);
+    }
+    return tasks_.cost.passes * op_seconds({cost.flops * part, cost.bytes * part}, rates);
   }
 
   bool may_deal(size_t m, size_t a) const {
@@ -164,7 +240,7 @@ class Dealer {
     key.push_back(std::move(mine));
     worker.name = device.type.empty() ? fmt::format("device {}", d) : device.type;
     Member member{.name = fmt::format("device {}", d),
-                  .seconds = [t, each](int64_t u) { return t.start + t.all * each * static_cast<double>(u); }};
+                  .seconds = [t, each](int64_t u) { return t.seconds(each * static_cast<double>(u)); }};
     if (!options_.rooms.empty() && device.memory_bytes > 0) {
       member.bytes = [room, each](int64_t u) { return room.fixed + room.whole * each * static_cast<double>(u); };
       member.memory = device.memory_bytes;
@@ -236,8 +312,7 @@ class Dealer {
         if (shares.empty()) shares = round_shares(extent, weights);
         const double mine =
             part * static_cast<double>(shares[static_cast<size_t>(at[a])]) / static_cast<double>(extent);
-        const OpCost& cost = work_[m].costs[i];
-        seconds += tasks_.cost.passes * op_seconds({cost.flops * mine, cost.bytes * mine}, rates);
+        seconds += seconds_of(m, i, rates, mine);
       }
       const Ints& finest = rounded[kFine];
       const double share = static_cast<double>(finest[static_cast<size_t>(at[a])]) / static_cast<double>(kFine);
@@ -277,6 +352,9 @@ class Dealer {
   const DealOptions& options_;
   TaskGraphs& tasks_;
   std::vector<StageWork> work_;  // by mesh
+  // Of the ops of a mesh, by what the profile has of a device; made when asked for.
+  mutable std::map<std::pair<const MeasuredDevice*, size_t>, std::vector<std::shared_ptr<std::optional<MeasuredTimes>>>>
+      times_;
 };
 
 }  // namespace
@@ -289,6 +367,13 @@ std::vector<double> parts_of_work(const std::vector<Mesh>& meshes, size_t device
         out[static_cast<size_t>(mesh.devices[k])] =
             part_of(mesh, mesh.coordinates(static_cast<int64_t>(k)), mesh.axes.size());
   return out;
+}
+
+bool are_unlike(const std::vector<DeviceSpec>& devices, const CostModel& cost) {
+  const MeasuredDevice* first = devices.empty() ? nullptr : cost.rates_of(devices[0]).measured;
+  return are_unlike(devices) || (cost.measured && std::ranges::any_of(devices, [&](const DeviceSpec& d) {
+                                   return cost.rates_of(d).measured != first;
+                                 }));
 }
 
 bool are_unlike(const std::vector<DeviceSpec>& devices) {
@@ -304,7 +389,7 @@ bool are_unlike(const std::vector<DeviceSpec>& devices) {
 
 void deal_axes(const Graph& graph, const std::vector<DeviceSpec>& devices, const DealOptions& options,
                TaskGraphs& tasks) {
-  if (are_unlike(devices)) Dealer(graph, devices, options, tasks).run();
+  if (are_unlike(devices, tasks.cost)) Dealer(graph, devices, options, tasks).run();
 }
 
 }  // namespace whale

@@ -23,6 +23,8 @@ struct DealOptions {
 
 // Whether devices have figures of their own that differ.
 bool are_unlike(const std::vector<DeviceSpec>& devices);
+// Or a profile has other times of them.
+bool are_unlike(const std::vector<DeviceSpec>& devices, const CostModel& cost);
 
 // Fills in `shares` of axes that have none, the innermost first: the samples of replicas, the parts of splits in the
 // units of what they cut most coarsely (heads), so that the slowest device is as fast as it can be (balance.h). What

@@ -80,17 +80,22 @@ LinkRates PlanRates::link(int32_t link, int32_t device) const {
 
 std::vector<int32_t> PlanRates::kinds() const {
   std::vector<int32_t> out(plan_.devices.size());
-  if (uniform_) return out;
-  using Key = std::pair<const DeviceFigures*, std::vector<LinkRates>>;
+  const auto measured = [&](size_t d) { return rates_[0][d].measured; };
+  bool alike = uniform_;
+  for (size_t d = 1; d < out.size(); ++d) alike &= measured(d) == measured(0);
+  if (alike) return out;
+  using Key = std::pair<size_t, std::vector<LinkRates>>;
   std::vector<Key> known;
   for (size_t d = 0; d < plan_.devices.size(); ++d) {
-    Key key{&plan_.devices[d].figures, {}};
+    Key key{d, {}};
     for (size_t g = 0; g < groups_.size(); ++g)
       key.second.push_back(parts_[g][d] < 0 ? LinkRates{} : of(groups_[g], parts_[g][d]));
     for (size_t l = 0; l < entry_.links.size(); ++l)
       key.second.push_back(link(static_cast<int32_t>(l), static_cast<int32_t>(d)));
-    const auto at =
-        std::ranges::find_if(known, [&](const Key& k) { return *k.first == *key.first && k.second == key.second; });
+    const auto at = std::ranges::find_if(known, [&](const Key& k) {
+      return plan_.devices[k.first].figures == plan_.devices[d].figures && measured(k.first) == measured(d) &&
+             k.second == key.second;
+    });
     out[d] = static_cast<int32_t>(at - known.begin());
     if (at == known.end()) known.push_back(std::move(key));
   }

@@ -4,8 +4,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <unordered_map>
 
 #include "base/error.h"
+#include "cost/measured.h"
+#include "simulate/layer_seconds.h"
 #include "simulate/rates.h"
 
 namespace whale {
@@ -27,6 +30,40 @@ std::vector<int32_t> kinds_of(const Entries& e) {
   return out;
 }
 
+// Of instructions that compute, feed or fetch, by what was measured of their shapes or of their layers. Each is looked
+// up once for each kind of device.
+class MeasuredSeconds {
+ public:
+  explicit MeasuredSeconds(const Entries& e) : e_(e) {}
+
+  std::optional<double> of(const Instruction& i, int32_t device, const DeviceRates& rates) {
+    const MeasuredDevice& measured = *rates.measured;
+    if (!measured.layers.empty()) return by_layer(i, device, rates);
+    const auto [at, fresh] = by_op_[&measured].try_emplace(&i);
+    if (fresh)
+      if (const auto times = measured.of(measured_shape(i, e_.program(device).buffers), rates.flops_per_second,
+                                         rates.bytes_per_second))
+        at->second = times->at(1);
+    return at->second;
+  }
+
+ private:
+  std::optional<double> by_layer(const Instruction& i, int32_t device, const DeviceRates& rates) {
+    const auto [known, fresh] = by_layer_.try_emplace(device);
+    if (fresh)
+      known->second = layer_seconds(e_.plan, e_.entry, device, *rates.measured, [&](const Instruction& each) {
+        return op_seconds(OpCost{each.flops, each.bytes}, rates);
+      });
+    const auto at = known->second.find(&i);
+    if (at == known->second.end()) return std::nullopt;
+    return at->second;
+  }
+
+  const Entries e_;
+  std::unordered_map<const MeasuredDevice*, std::unordered_map<const Instruction*, std::optional<double>>> by_op_;
+  std::unordered_map<int32_t, std::unordered_map<const Instruction*, double>> by_layer_;
+};
+
 std::vector<Event> events_of(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
                              const Duration& duration) {
   PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), Walked::kAll, duration);
@@ -45,6 +82,25 @@ std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration
   return events_of(e, peers_of(e), numbers(entry.rows.size()), duration);
 }
 
+OpShape measured_shape(const Instruction& i, const std::vector<Buffer>& buffers) {
+  OpView view;
+  for (const auto& [list, types] : {std::pair(&i.in, &view.inputs), {&i.out, &view.outputs}})
+    for (const BufferId b : *list) {
+      const bool there = b != kNone;
+      if (types == &view.inputs) view.present.push_back(there);
+      types->push_back(there ? TensorType{buffers[static_cast<size_t>(b)].dtype, buffers[static_cast<size_t>(b)].dims}
+                             : TensorType{});
+    }
+  const OpCost cost{i.flops, i.bytes};
+  if (const work::Kernel* kernel = i.kernel()) {
+    view.code = kernel->op, view.attrs = &kernel->attrs;
+    return shape_of(view, cost);
+  }
+  const TensorType moved =
+      view.outputs.empty() ? (view.inputs.empty() ? TensorType{} : view.inputs[0]) : view.outputs[0];
+  return shape_of(i.verb(), moved.dtype, element_count(moved.dims), cost);
+}
+
 double makespan(const std::vector<Event>& events) {
   double end = 0;
   for (const Event& e : events) end = std::max(end, e.end);
@@ -52,8 +108,8 @@ double makespan(const std::vector<Event>& events) {
 }
 
 Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry) {
-  return [rates = std::make_shared<PlanRates>(cost, plan, entry), e = Entries{plan, entry}](const Instruction& i,
-                                                                                            int32_t device) {
+  return [rates = std::make_shared<PlanRates>(cost, plan, entry), e = Entries{plan, entry},
+          measured = std::make_shared<MeasuredSeconds>(Entries{plan, entry})](const Instruction& i, int32_t device) {
     const auto& buffers = e.program(device).buffers;
     const auto bytes = [&](const BufferIds& list) {
       double sum = 0;
@@ -69,7 +125,12 @@ Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry)
       case InstructionKind::kVote: return link_seconds(bytes(i.in), 1, rates->vote());
       case InstructionKind::kCommit: return 0.0;
       case InstructionKind::kCollective: break;
-      default: return op_seconds({i.flops, i.bytes}, rates->device(device, half));
+      default: {
+        const DeviceRates mine = rates->device(device, half);
+        if (mine.measured != nullptr)
+          if (const std::optional<double> seconds = measured->of(i, device, mine)) return *seconds;
+        return op_seconds({i.flops, i.bytes}, mine);
+      }
     }
     const auto& collective = *i.as<work::Collective>();
     const int64_t n = rates->members(collective.group, device);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cost/cost.h"
+#include "cost/measured.h"
 #include "plan/plan.h"
 #include "plan/walk.h"
 
@@ -27,6 +28,9 @@ struct Event {
 std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration& duration);
 
 double makespan(const std::vector<Event>& events);
+
+// By what a profile knows the time of a kernel, a feed or a fetch.
+OpShape measured_shape(const Instruction& instruction, const std::vector<Buffer>& buffers);
 
 // What the cost model says of an instruction of this device.
 Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry);

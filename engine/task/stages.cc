@@ -60,10 +60,10 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   }
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
-    const OpCost work = cost_of(view_of(graph, op));
+    const OpView view = view_of(graph, op);
     double least = std::numeric_limits<double>::infinity();
     for (size_t r = 0; r < kinds.rates.size(); ++r) {
-      const double seconds = op_seconds(work, kinds.rates[r]);
+      const double seconds = op_seconds(view, kinds.rates[r]);
       by_kind[r][k + 1] = by_kind[r][k] + seconds;
       least = std::min(least, seconds);
     }

@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "validate/csv.h"
 #include "validate/errors.h"
-#include "validate/progress.h"
 #include "validate/ranking.h"
 #include "validate/step.h"
 
@@ -101,7 +101,7 @@ bool is_amp(const std::string& path) { return has_columns(path, kColumns); }
 
 Json validate_amp(const std::string& path, const ValidateOptions&) {
   const std::vector<Row> rows = rows_of(path);
-  RowsDone done(rows.size());
+  Progress done(rows.size(), "row");
   Errors errors;
   std::map<std::string, std::pair<std::vector<double>, std::vector<double>>> of;  // predicted, measured
   Json list = Json::array();
@@ -127,7 +127,7 @@ Json validate_amp(const std::string& path, const ValidateOptions&) {
 
 Json work_of_amp(const std::string& path, const ValidateOptions&) {
   const std::vector<Row> rows = rows_of(path);
-  RowsDone done(rows.size());
+  Progress done(rows.size(), "row");
   Json list = Json::array();
   for (const Row& row : rows) {
     list.push_back(

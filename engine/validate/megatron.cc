@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "validate/csv.h"
 #include "validate/errors.h"
-#include "validate/progress.h"
 #include "validate/step.h"
 
 namespace whale {
@@ -86,7 +86,7 @@ bool is_megatron(const std::string& path) { return has_columns(path, kColumns); 
 
 Json validate_megatron(const std::string& path, const ValidateOptions&) {
   const std::vector<Row> rows = rows_of(path);
-  RowsDone done(rows.size());
+  Progress done(rows.size(), "row");
   Errors errors;
   std::vector<std::pair<StepRun, double>> known;
   Json list = Json::array();
@@ -110,7 +110,7 @@ Json validate_megatron(const std::string& path, const ValidateOptions&) {
 
 Json work_of_megatron(const std::string& path, const ValidateOptions&) {
   const std::vector<Row> rows = rows_of(path);
-  RowsDone done(rows.size());
+  Progress done(rows.size(), "row");
   Json list = Json::array();
   for (const Row& row : rows) {
     list.push_back({{"measured_s", row.seconds}, {"classes", work_json(plan_of(row.run))}});

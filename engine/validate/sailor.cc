@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "validate/csv.h"
 #include "validate/errors.h"
-#include "validate/progress.h"
 #include "validate/step.h"
 
 namespace whale {
@@ -207,7 +207,7 @@ Json validate_sailor(const std::string& path, const ValidateOptions& options) {
   const Csv csv = read_csv(path);
   std::vector<Row> rows;
   for (size_t r = 0; r < csv.rows.size(); ++r) rows.push_back(row_of(csv, r, layers));
-  RowsDone done(rows.size());
+  Progress done(rows.size(), "row");
   Errors errors;
   Json list = Json::array();
   for (const Row& row : rows) {

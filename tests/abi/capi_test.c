@@ -1868,6 +1868,25 @@ static void test_probe(void) {
   options.profile.data = text.data, options.profile.size = text.size;
   OK(whale_plan_create(engine, graph, two, &options, &plan));
   whale_plan_release(plan);
+
+  whale_text profile = {0};
+  const int64_t batch = 2, none = 0, many = 1000;
+  FAILS(whale_engine_profile_json(NULL, graph, two, NULL, NULL, 0, 0, &profile), WHALE_INVALID_ARGUMENT, "`engine` is NULL");
+  FAILS(whale_engine_profile_json(engine, NULL, two, NULL, NULL, 0, 0, &profile), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
+  FAILS(whale_engine_profile_json(engine, graph, two, NULL, NULL, 0, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_engine_profile_json(engine, graph, two, NULL, NULL, 1, 0, &profile), WHALE_INVALID_ARGUMENT, "`samples`");
+  FAILS(whale_engine_profile_json(engine, graph, two, NULL, &none, 1, 0, &profile), WHALE_INVALID_ARGUMENT, "`samples`");
+  FAILS(whale_engine_profile_json(engine, graph, two, NULL, &many, 1, 0, &profile), WHALE_INVALID_ARGUMENT, "a local batch of 1000");
+  FAILS(whale_engine_profile_json(engine, graph, two, NULL, &batch, 1, -1, &profile), WHALE_INVALID_ARGUMENT, "`seconds` is -1");
+  FAILS(whale_engine_profile_json(engine, graph, null, NULL, &batch, 1, 0, &profile), WHALE_UNIMPLEMENTED, "null devices are not profiled");
+  FAILS(whale_engine_profile_import_json(engine, WHALE_STR("/nowhere"), WHALE_STR(""), &profile), WHALE_NOT_FOUND, "/nowhere");
+  CHECK(profile.data == NULL);
+  OK(whale_engine_profile_json(engine, graph, two, NULL, &batch, 1, 0.01, &profile));
+  CHECK(profile.size > 2 && strstr(profile.data, "\"schema\":\"whale.profile/1\"") != NULL);
+  options.profile.data = profile.data, options.profile.size = profile.size;
+  OK(whale_plan_create(engine, graph, two, &options, &plan));
+  whale_plan_release(plan);
+  whale_text_release(&profile);
   whale_graph_release(graph);
   whale_text_release(&text);
   whale_cancel_release(cancel);

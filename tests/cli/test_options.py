@@ -162,7 +162,7 @@ def test_a_plan_reads_initial_values_from_init_dir(tmp_path):
     (["inspect", "{f}/m.whale", "--json", "--level", "train"], "--json shows everything: leave --level out"),
     (["inspect", "{f}/cut", "--level", "graph"], "a checkpoint has no levels"),
     (["plan", "{f}/m.whale", "--reshards", "--all"], "--all excludes --reshards"),
-    (["Run", "{f}/m.whale"], "no command 'Run'; there are model, inspect, plan, run, verify, prove, bench, devices, validate, predict, simulate, launch"),
+    (["Run", "{f}/m.whale"], "no command 'Run'; there are model, inspect, plan, run, verify, prove, bench, devices, profile, validate, predict, simulate, launch"),
     ([], "give a command; there are model"),
     (["run", "{f}/m.whale", "--load", "{f}/cut"], "whale.json' is damaged or not the index of a checkpoint: a JSON object was expected"),
 ], ids=lambda v: v if isinstance(v, str) else "")

@@ -24,6 +24,7 @@ void add_run(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app);
 void add_devices(CLI::App& app);
+void add_profile(CLI::App& app);
 void add_validate(CLI::App& app);
 void add_predict(CLI::App& app);
 void add_simulate(CLI::App& app);

@@ -171,6 +171,7 @@ int run(int all, char** argv) {
   add_prove(app, exit_code);
   add_bench(app);
   add_devices(app);
+  add_profile(app);
   add_validate(app);
   add_predict(app);
   add_simulate(app);

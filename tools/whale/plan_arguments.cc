@@ -125,7 +125,7 @@ const Row kRows[] = {
      sizes<&Options::train_batches, &O::train_batches, &O::train_batch_count>},
     {"eval-batches", "batch sizes that evaluations will have, planned ahead, joined by commas", Kind::kSizes, 0,
      sizes<&Options::eval_batches, &O::eval_batches, &O::eval_batch_count>},
-    {"profile", "a file of figures of the machine, as `whale devices --probe -o FILE` writes it", Kind::kText, 0,
+    {"profile", "a file of what was measured, as `whale profile -o FILE` or `whale devices --probe -o FILE` writes it", Kind::kText, 0,
      [](const std::string& text, Options& to) { to.profile = read_file(text), to.c.profile = str(to.profile); }},
     {"objective", "of strategy auto: throughput, price (of a step)", Kind::kText, 0,
      [](const std::string& text, Options& to) {
@@ -180,12 +180,7 @@ auto with_options(whale_engine* engine, const whale_graph* graph, const PlanArgu
   options.c.strategy = str(arguments.strategy);
   for (const std::string& name : arguments.fetch) options.fetch.push_back(str(name));
   options.c.fetch = options.fetch.data(), options.c.fetch_count = options.fetch.size();
-  if (!arguments.precision.empty())
-    options.c.precision = choose("precision", arguments.precision,
-                                 {{"f32", WHALE_PRECISION_F32},
-                                  {"bf16", WHALE_PRECISION_BF16},
-                                  {"f16", WHALE_PRECISION_F16},
-                                  {"f64", WHALE_PRECISION_F64}});
+  options.c.precision = precision_of(arguments.precision);
   for (const Row& row : kRows)
     if (const auto it = arguments.given.find(row.name); it != arguments.given.end()) row.read(it->second, options);
   options.c.timeout_seconds = arguments.timeout;
@@ -242,6 +237,15 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
       ->check(not_negative());
   command.add_option("--init-dir", a.init_dir,
                      "folder that initial values may be read from (default: that of the model or plan file given)");
+}
+
+int32_t precision_of(const std::string& name) {
+  if (name.empty()) return WHALE_PRECISION_DEFAULT;
+  return choose("precision", name,
+                {{"f32", WHALE_PRECISION_F32},
+                 {"bf16", WHALE_PRECISION_BF16},
+                 {"f16", WHALE_PRECISION_F16},
+                 {"f64", WHALE_PRECISION_F64}});
 }
 
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments) {

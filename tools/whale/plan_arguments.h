@@ -30,6 +30,8 @@ void add_plan_options(CLI::App& command, PlanArguments& arguments);
 std::vector<std::string> names_in(const std::string& text);
 std::string as_argument(const std::vector<std::string>& names);  // quoted for a shell where that is needed
 
+int32_t precision_of(const std::string& name);  // whale_precision; "": the model's
+
 Plan make_plan(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments);
 // What a plan of the graph would take, as a table or as JSON.
 std::string estimate_of(whale_engine* engine, const whale_graph* graph, const PlanArguments& arguments, bool json);

@@ -200,6 +200,29 @@ def test_a_machine_is_measured_and_a_plan_keeps_its_figures(tmp_path):
         wh.probe("null:2")
 
 
+def test_a_model_is_profiled_and_a_plan_goes_by_it(tmp_path):
+    def model(width=64):
+        g = wh.Graph("wide")
+        with g:
+            x = wh.input("x", (8, width))
+            g.minimize(wh.ops.square(wh.nn.linear(x, 2 * width)).mean(), wh.SGD(.1))
+        return g
+
+    found = wh.profile(model(), "ref:2", samples=(8, 4), seconds=.01)
+    assert found["schema"] == "whale.profile/1" and [s["samples"] for s in found["devices"][0]["steps"]] == [4, 8]
+    (tmp_path / "m.profile.json").write_text(json.dumps(found))
+    seconds = [wh.estimate(model(), "ref:2", strategy="replica", profile=p)["seconds"] for p in (None, found, tmp_path / "m.profile.json")]
+    assert seconds[0] != seconds[1] == seconds[2]
+    assert wh.plan(model(), "ref:2", strategy="replica", profile=found).start(seed=0).step(x=np.zeros((8, 64), np.float32)) is not None
+    found["devices"][0]["ops"][0]["points"][0]["seconds"] = -1
+    with pytest.raises(wh.InvalidArgument, match="'seconds' -1"):
+        wh.plan(model(), "ref:2", profile=found)
+    with pytest.raises(wh.Unimplemented, match="null devices are not profiled"):
+        wh.profile(model(), "null:1")
+    with pytest.raises(wh.NotFound):
+        wh.import_profile(tmp_path / "nothing")
+
+
 def test_ranks_measure_alike():
     found = on_each(wh.worlds(2), lambda world: wh.probe("ref:2", world=world))
     assert found[0] == found[1] and [d["rank"] for d in found[0]["devices"]] == [0, 1]

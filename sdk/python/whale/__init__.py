@@ -18,8 +18,8 @@ from .dtypes import bfloat16, bool_, DType, float16, float32, float64, int8, int
 from .graph import (Graph, Init, Scope, Tensor, cluster, constant, from_array, from_file, input, normal, ones, parameter, pipeline, replica, scope,
                     split, stage, truncated_normal, uniform, zeros)
 from .future import Future, wait_any
-from .job import (Interrupted, Job, Plan, candidates, devices, drain_log, estimate, inspect_checkpoint, plan, plan_async, predict, probe,
-                  validate)
+from .job import (Interrupted, Job, Plan, candidates, devices, drain_log, estimate, import_profile, inspect_checkpoint, plan, plan_async, predict, probe,
+                  profile, validate)
 from .local import Local
 from .optim import SGD, Adafactor, Adagrad, Adam, AdamW, Lamb, Optimizer, LRSchedule, cosine, linear
 from .progress import progress

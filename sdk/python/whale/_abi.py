@@ -482,6 +482,8 @@ PROTOTYPES = {
     "whale_world_device_rank": (c_void_p, [c_void_p, c_void_p, c_size_t, POINTER(c_int32)]),
     "whale_world_release": (None, [c_void_p]),
     "whale_engine_probe_json": (c_void_p, [c_void_p, c_void_p, c_void_p, c_void_p, POINTER(whale_text)]),
+    "whale_engine_profile_json": (c_void_p, [c_void_p, c_void_p, c_void_p, POINTER(whale_plan_options), POINTER(c_int64), c_size_t, c_double, POINTER(whale_text)]),
+    "whale_engine_profile_import_json": (c_void_p, [c_void_p, whale_str, whale_str, POINTER(whale_text)]),
     "whale_engine_validate_json": (c_void_p, [c_void_p, whale_str, whale_str, whale_str, POINTER(whale_text)]),
     "whale_session_create": (c_void_p, [c_void_p, c_void_p, POINTER(whale_session_options), POINTER(c_void_p)]),
     "whale_session_release": (None, [c_void_p]),

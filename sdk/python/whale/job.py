@@ -245,7 +245,8 @@ def plan(graph: Graph, devices: str | None = None, *, strategy: str = "", fetch:
         The ranks that run the plan (``whale.world``, ``whale.worlds``); every one makes it, with the same arguments.
     profile
         Figures of the machine that choices go by: what ``whale.probe`` gave, a file of it, or a mapping of figures by name
-        (``{"link.bytes_per_second": 1e9}``; docs/profiles.md). None: those of devices that nobody has measured. The plan keeps them.
+        (``{"link.bytes_per_second": 1e9}``), or what ``whale.profile`` measured of the model (docs/profiles.md). None: those of devices that nobody
+        has measured. The plan keeps them.
     objective, budget, min_throughput, search_seconds
         Of strategy ``"auto"``: ``"throughput"`` or ``"price"`` of a step; what a step may cost at most, in the currency of the devices' prices,
         0: anything; samples a second at least; seconds that a search may take, about, 0: 10.
@@ -797,6 +798,24 @@ def probe(devices: str | None = None, *, world: World | None = None) -> dict:
     cancel = make("whale_cancel_release", lib.whale_cancel_create)
     return json.loads(interruptible(lambda: take_text(lib.whale_engine_probe_json, engine(), cluster.pointer,
                                                       None if world is None else world._handle.pointer, cancel.pointer), cancel.pointer))
+
+
+def profile(graph: Graph, devices: str | None = None, *, samples: Sequence[int] = (), seconds: float = 1, precision: str | None = None) -> dict:
+    """Runs steps of the model on each device by itself, all at once, and gives what its ops took: for ``whale.plan(profile=...)``, which takes it
+    as a dictionary or as a file of it. ``samples``: local batches; none: the graph's own, a half, a quarter of it, and so on; ``seconds``: of each.
+    docs/profiles.md."""
+    cluster, planning, cancel = _planning(graph, devices, precision=precision)
+    sizes = arguments.shape("samples", samples, 1)
+    batches = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
+    duration = arguments.number("seconds", seconds, 0)
+    return json.loads(interruptible(lambda: take_text(lib.whale_engine_profile_json, engine(), graph._pointer, cluster.pointer, byref(planning),
+                                                      batches, len(sizes), duration), cancel.pointer))
+
+
+def import_profile(path: str | os.PathLike, device: str = "") -> dict:
+    """What others measured, as ``whale.profile`` gives it: a file of Sailor's or Metis's, or a table of ops. ``device``: the device type whose times
+    they are, where the file's name does not say."""
+    return json.loads(take_text(lib.whale_engine_profile_import_json, engine(), string(os.fspath(path)), string(arguments.text("device", device))))
 
 
 def devices() -> list[dict]:

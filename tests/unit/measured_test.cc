@@ -1,0 +1,328 @@
+// Times of a model's ops that were measured: how they are kept, interpolated, refused, and what plans make of them.
+#include "cost/measured.h"
+
+#include <doctest/doctest.h>
+#include <rapidcheck.h>
+
+#include <cmath>
+
+#include "cluster/devices.h"
+#include "compile/compile.h"
+#include "cost/measured_layers.h"
+#include "cost/profile_text.h"
+#include "plan/figures.h"
+#include "probe/model_profile.h"
+#include "simulate/simulate.h"
+#include "trained.h"
+#include "unit/caught.h"
+
+namespace whale {
+namespace {
+
+OpShape product_of(int64_t m, int64_t k, int64_t n, DType dtype = DType::kF32) {
+  const Attrs attrs = complete_attrs(def(code_of("matmul")), {});
+  OpView view{.code = code_of("matmul"),
+              .attrs = &attrs,
+              .inputs = {{dtype, {m, k}}, {dtype, {k, n}}, {}},
+              .present = {true, true, false},
+              .outputs = {{dtype, {m, n}}}};
+  return shape_of(view, cost_of(view));
+}
+
+void add(MeasuredDevice& to, const OpShape& shape, double seconds) {
+  to.ops[shape.key].push_back({shape.numbers, seconds, shape.cost, 0});
+}
+
+TEST_CASE("measured: between points times go as a power of the size, and never fall where they rise") {
+  const MeasuredTimes times({{1, 2e-3}, {8, 16e-3}, {2, 3e-3}});
+  CHECK(times.at(1) == doctest::Approx(2e-3));
+  CHECK(times.at(2) == doctest::Approx(3e-3));
+  CHECK(times.at(8) == doctest::Approx(16e-3));
+  CHECK(times.at(4) == doctest::Approx(std::sqrt(3e-3 * 16e-3)));  // half way in logarithms
+  CHECK(times.at(32) == doctest::Approx(64e-3));                   // with the size
+  CHECK(times.at(0.5) == doctest::Approx(2e-3 / 1.5));             // as behind it
+  CHECK(times.at(0) == 0);
+  CHECK(rc::check("monotone", [] {
+    std::vector<std::pair<double, double>> points;
+    double x = 1, y = 1e-6;
+    const int n = *rc::gen::inRange(1, 6);
+    for (int i = 0; i < n; ++i) {
+      points.emplace_back(x, y);
+      x *= 1 + *rc::gen::inRange(1, 40) / 10.0, y *= 1 + *rc::gen::inRange(0, 40) / 10.0;
+    }
+    const MeasuredTimes times(points);
+    double last = 0;
+    for (double at = 0.1; at < 2 * x; at *= 1.3) {
+      const double now = times.at(at);
+      RC_ASSERT(now >= last * (1 - 1e-12));
+      last = now;
+    }
+  }));
+}
+
+TEST_CASE("measured: points of an op are those that differ by one multiple; others by their work") {
+  MeasuredDevice device;
+  for (const int64_t b : {2, 8, 32}) add(device, product_of(16 * b, 64, 48), 1e-4 * std::pow(b, 0.5));
+  add(device, product_of(16 * 8, 128, 48), 9e-4);  // another model's width
+  device.index();
+  for (const int64_t b : {2, 3, 5, 8, 12, 32}) {
+    const auto own = device.own(product_of(16 * b, 64, 48));
+    REQUIRE(own);
+    CHECK(own->at(1) == doctest::Approx(1e-4 * std::sqrt(static_cast<double>(b))));
+    CHECK(own->at(8.0 / static_cast<double>(b)) == doctest::Approx(1e-4 * std::sqrt(8.0)));  // of another local batch
+  }
+  CHECK(device.own(product_of(16 * 8, 128, 48))->at(1) == doctest::Approx(9e-4));
+  CHECK(device.own(product_of(16 * 8, 64, 24)));         // half of its columns: a multiple of one dimension
+  CHECK_FALSE(device.own(product_of(16 * 9, 32, 49)));   // neither
+  CHECK_FALSE(device.own(product_of(32 * 8, 128, 96)));  // twice all sizes is eight times the work
+  const OpShape other = product_of(16 * 9, 32, 49);
+  const auto by_work = device.of(other, 1e11, 1e10);
+  REQUIRE(by_work);
+  CHECK(by_work->at(1) > 1e-4);
+  CHECK(by_work->at(1) < 9e-4);
+  CHECK_FALSE(device.of(product_of(4, 4, 4, DType::kF64), 1e11, 1e10));  // of a type that was not measured
+  // A start of an op says nothing of a large one.
+  MeasuredDevice small;
+  add(small, product_of(2, 2, 2), 5e-6);
+  small.index();
+  CHECK_FALSE(small.of(product_of(512, 512, 512), 1e11, 1e10));
+  CHECK(small.of(product_of(2, 3, 2), 1e11, 1e10));
+  // Products of 16 bits, asked for before a plan has its precision.
+  MeasuredDevice half;
+  add(half, product_of(32, 64, 48, DType::kBF16), 5e-5);
+  half.index();
+  CHECK(half.own(product_of(32, 64, 48))->at(1) == doctest::Approx(5e-5));
+}
+
+std::string text_with(const char* name, const Json& value) {
+  MeasuredProfile profile;
+  profile.model = "m", profile.digest = "0";
+  profile.devices.push_back(std::make_unique<MeasuredDevice>());
+  profile.devices[0]->kind = {.kind = "cpu", .type = "", .cores = 1};
+  add(*profile.devices[0], product_of(8, 8, 8), 1e-5);
+  profile.devices[0]->steps.push_back({4, 1e-3, 2e-3, 1e-3, 4e-3});
+  Json json = json_of(profile);
+  json[Json::json_pointer(name)] = value;
+  return text_of(json);
+}
+
+TEST_CASE("measured: a profile is read as it was written; what cannot be right is refused by name") {
+  const Profile read = profile_of_text(text_with("/devices/0/device", "cpu@0"));
+  REQUIRE(read.measured);
+  const MeasuredDevice* device = read.measured->of({.kind = "cpu", .type = "", .cores = 1});
+  REQUIRE(device != nullptr);
+  CHECK(device->own(product_of(8, 8, 8))->at(1) == doctest::Approx(1e-5));
+  CHECK(device->passes(4) == doctest::Approx(3));
+  CHECK(read.measured->of({.kind = "cpu", .type = "", .cores = 2}) == nullptr);
+  CHECK(text_of(json_of(*read.measured)) == text_with("/devices/0/device", "cpu@0"));
+  const char* point = "/devices/0/ops/0/points/0/seconds";
+  const auto said = [](const char* name, const Json& value) {
+    return message_of([&] { profile_of_text(text_with(name, value)); }, {Code::kInvalidArgument});
+  };
+  for (const Json& bad : {Json(-1.0), Json(0.0), Json(1e9), Json(nullptr), Json("nan"), Json("1")})
+    CHECK_MESSAGE(has(said(point, bad), "'seconds'"), bad.dump());
+  CHECK(has(said(point, 1e-20), "no device does"));  // of 1024 FLOPs
+  CHECK(has(said("/units/seconds", "ms"), "expected 's'"));
+  CHECK(has(said("/schema", "whale.profile/9"), "measure again"));
+  CHECK(has(said("/devices", Json::array()), "is empty"));
+  CHECK(has(said("/devices/0/ops", Json::array()), "is empty"));
+  CHECK(has(said("/devices/0/ops/0/points/0/numbers/0", 1.5), "a whole one"));
+  CHECK(has(said("/devices/0/steps/0/samples", 0), "'samples'"));
+  CHECK(has(said("/devices/0/steps/0/forward", -1), "'forward'"));
+}
+
+// Times by a rule of the test's own, of all instructions of a one-device plan at some batches.
+template <class Rule>
+std::unique_ptr<MeasuredDevice> by_rule(const Graph& g, const DeviceSpec& device, const std::vector<int64_t>& batches,
+                                        Rule rule) {
+  CompileOptions options;
+  options.strategy = "local", options.train_batches = batches;
+  const Plan plan = compile(g, {device}, options);
+  auto out = std::make_unique<MeasuredDevice>();
+  for (const int64_t b : batches) {
+    const Entry* entry = plan.find_entry("train", b);
+    REQUIRE(entry != nullptr);
+    const Program& program = entry->programs[0];
+    for (const Segment& s : program.segments)
+      for (const Instruction& i : s.instructions)
+        if (i.kernel() != nullptr) {
+          const OpShape shape = measured_shape(i, program.buffers);
+          auto& points = out->ops[shape.key];
+          if (std::ranges::none_of(points, [&](const auto& p) { return p.numbers == shape.numbers; }))
+            points.push_back({shape.numbers, rule(i, b), shape.cost, b});
+        }
+  }
+  out->index();
+  return out;
+}
+
+CompileOptions with(std::shared_ptr<const MeasuredProfile> measured, const char* strategy) {
+  CompileOptions options;
+  options.strategy = strategy;
+  options.profile.measured = std::move(measured);
+  return options;
+}
+
+double seconds_of(const Plan& plan) { return times_of(plan, plan.entries[0], SIZE_MAX)->seconds; }
+
+TEST_CASE("measured: a simulated step is the sum of what was measured, of a plan file too") {
+  const small::Model m = small::gpt(6);
+  const DeviceSpec device = parse_devices("null", {0})[0];
+  auto profile = std::make_shared<MeasuredProfile>();
+  profile->model = "gpt";
+  profile->devices.push_back(by_rule(m.g, device, {6}, [](const Instruction& i, int64_t) {
+    return 1e-3 * static_cast<double>(1 + i.name.size() % 7);
+  }));
+  profile->devices[0]->kind = kind_of(device, 1);
+  const Plan plan = compile(m.g, {device}, with(profile, "local"));
+  // The rule by hand, but that instructions of one shape share the time of the first of them.
+  double sum = 0, others = 0;
+  const CostModel cost = cost_of(plan);
+  for (const Segment& s : plan.entries[0].programs[0].segments)
+    for (const Instruction& i : s.instructions) {
+      const OpShape shape = measured_shape(i, plan.entries[0].programs[0].buffers);
+      if (i.kernel() == nullptr) {
+        others += op_seconds(OpCost{i.flops, i.bytes}, cost.device);
+        continue;
+      }
+      const auto& points = profile->devices[0]->ops.at(shape.key);
+      const auto at = std::ranges::find_if(points, [&](const auto& p) { return p.numbers == shape.numbers; });
+      REQUIRE(at != points.end());
+      sum += at->seconds;
+    }
+  CHECK(sum > 0.05);
+  CHECK(seconds_of(plan) == doctest::Approx(sum).epsilon(0.01));
+  CHECK(others < 0.01 * sum);
+  const std::vector<uint8_t> bytes = serialize(plan);
+  const Plan read = deserialize(bytes.data(), bytes.size());
+  REQUIRE(read.profile.measured);
+  CHECK(seconds_of(read) == doctest::Approx(seconds_of(plan)));
+  CHECK(serialize(read) == bytes);
+  CHECK(std::ranges::any_of(plan.notes, [](const std::string& n) { return has(n, "are measured"); }));
+}
+
+TEST_CASE("measured: shares of replicas are the best of all, where the ratio of speeds varies with size") {
+  const int64_t batch = 24;
+  const small::Model m = small::mlp(batch);
+  std::vector<DeviceSpec> devices = parse_devices("V100-32GB:1|P100-16GB:1", {0});
+  REQUIRE(devices.size() == 2);
+  const std::vector<int64_t> batches{1, 2, 3, 4, 6, 8, 12, 16, 24};
+  // One is fast for few samples and grows fast; the other starts slowly.
+  const auto rule = [](size_t kind, double b) { return kind == 0 ? 1e-3 * std::pow(b, 1.3) : 8e-3 * std::pow(b, 0.5); };
+  auto profile = std::make_shared<MeasuredProfile>();
+  profile->model = "mlp";
+  for (size_t k = 0; k < 2; ++k) {
+    profile->devices.push_back(by_rule(m.g, devices[k], batches, [&](const Instruction& i, int64_t b) {
+      return i.flops > 0 && i.phase != Phase::kUpdate ? rule(k, static_cast<double>(b)) : 1e-9;
+    }));
+    profile->devices.back()->kind = kind_of(devices[k], 1);
+  }
+  const Plan plan = compile(m.g, devices, with(profile, "replica"));
+  const Ints got{samples_of(plan.entries[0], plan.entries[0].rows[0]),
+                 samples_of(plan.entries[0], plan.entries[0].rows[1])};
+  int64_t best = 0;
+  double least = 1e9;
+  for (int64_t mine = 1; mine < batch; ++mine)
+    if (const double slowest = std::max(rule(0, static_cast<double>(mine)), rule(1, static_cast<double>(batch - mine)));
+        slowest < least)
+      least = slowest, best = mine;
+  CHECK(got[0] + got[1] == batch);
+  CHECK(std::abs(got[0] - best) <= 1);  // octaves between which times are interpolated
+  CHECK(samples_of(compile(m.g, devices, with(nullptr, "replica")).entries[0], plan.entries[0].rows[0]) > 0);
+}
+
+TEST_CASE("measured: stages are cut by what was measured") {
+  small::Model m = small::gpt(8, OptimizerKind::kSgd, 6);
+  const std::vector<DeviceSpec> devices = parse_devices("V100-32GB:2", {0});
+  const auto blocks_of_first = [&](double first_block) {
+    auto profile = std::make_shared<MeasuredProfile>();
+    profile->model = "gpt";
+    profile->devices.push_back(by_rule(m.g, devices[0], {8}, [&](const Instruction& i, int64_t) {
+      return i.flops > 0 ? (i.verb() == "embedding" ? first_block : 1e-3) : 1e-9;
+    }));
+    profile->devices[0]->kind = kind_of(devices[0], 1);
+    const Plan plan = compile(m.g, devices, with(profile, "pipeline(2, micro_batches=1)"));
+    int64_t variables = 0;
+    for (const PlanVariable& v : plan.variables) variables += v.mesh == 0 && v.role == Role::kParameter;
+    return variables;
+  };
+  CHECK(blocks_of_first(1e-3) > blocks_of_first(40e-3));  // a slow embedding leaves less for the first stage
+}
+
+TEST_CASE("measured: a profile of another model is refused, one of other devices is said") {
+  const small::Model m = small::mlp(8, OptimizerKind::kSgd, 64, 128),
+                     other = small::mlp(8, OptimizerKind::kSgd, 65, 97);
+  const DeviceSpec device = parse_devices("null", {0})[0];
+  auto profile = std::make_shared<MeasuredProfile>();
+  profile->model = "mlp-of-another-width";
+  profile->devices.push_back(by_rule(other.g, device, {8}, [](const Instruction&, int64_t) { return 1e-3; }));
+  profile->devices[0]->kind = kind_of(device, 1);
+  const std::string said =
+      message_of([&] { compile(m.g, {device}, with(profile, "local")); }, {Code::kInvalidArgument});
+  CHECK(has(said, "mlp-of-another-width"));
+  CHECK(has(said, "has hardly an op of model 'mlp'"));
+  const DeviceSpec gpu = parse_devices("T4", {0})[0];
+  const Plan plan = compile(other.g, {gpu}, with(profile, "local"));
+  CHECK(std::ranges::any_of(plan.notes, [](const std::string& n) { return has(n, "The profile has none of T4"); }));
+}
+
+TEST_CASE("measured: steps of a model are run on devices, and each instruction of its plans has a time") {
+  const small::Model m = small::gpt(4);
+  const auto backends = std::make_shared<Backends>();
+  ModelProfileOptions options;
+  options.seconds = 0.01;
+  const std::vector<DeviceSpec> devices = parse_devices("ref:2", {0});
+  const Json json = profile_model(backends, m.g, devices, options);
+  const Profile profile = profile_of_text(text_of(json));
+  REQUIRE(profile.measured);
+  const MeasuredDevice* device = profile.measured->of(kind_of(devices[0], 2));
+  REQUIRE(device != nullptr);
+  CHECK(device->steps.size() == 3);  // of 4, 2 and 1 samples
+  for (const MeasuredStep& s : device->steps) {
+    CHECK(s.forward > 0);
+    CHECK(s.backward > 0);
+    CHECK(s.forward + s.backward + s.update < 2 * s.step);
+  }
+  CompileOptions with;
+  with.strategy = "replica", with.profile = profile;
+  const Plan plan = compile(m.g, devices, with);
+  const Program& program = plan.entries[0].programs[0];
+  for (const Segment& s : program.segments)
+    for (const Instruction& i : s.instructions)
+      if (i.kernel() != nullptr && i.phase != Phase::kUpdate)
+        CHECK_MESSAGE(device->own(measured_shape(i, program.buffers)), i.name);
+  CHECK(has(
+      message_of([&] { profile_model(backends, m.g, parse_devices("null:1", {0}), options); }, {Code::kUnimplemented}),
+      "not profiled"));
+  options.samples = {5};
+  CHECK(has(message_of([&] { profile_model(backends, m.g, devices, options); }, {Code::kInvalidArgument}),
+            "a local batch of 5"));
+}
+
+TEST_CASE("measured: times of layers are shared among their instructions") {
+  MeasuredDevice device;
+  for (const int64_t samples : {1, 4})
+    for (const int64_t ways : {1, 2}) {
+      MeasuredLayers layers{.ways = ways, .samples = samples, .layers = {}};
+      for (int k = 0; k < 4; ++k) {
+        const double seconds = 1e-3 * (k + 1) * static_cast<double>(samples) / static_cast<double>(ways);
+        layers.layers.push_back({seconds, 2 * seconds, 0});
+      }
+      device.layers.push_back(layers);
+    }
+  const std::vector<MeasuredLayer> at = layers_at(device, 1, 2);
+  REQUIRE(at.size() == 4);
+  CHECK(at[2].forward == doctest::Approx(6e-3));
+  CHECK(at[2].backward == doctest::Approx(12e-3));
+  CHECK(layers_at(device, 4, 4)[1].forward == doctest::Approx(2e-3));  // half of two ways'
+  std::vector<Scope> scopes(5);
+  for (size_t s = 1; s < scopes.size(); ++s) scopes[s].kind = ScopeKind::kName, scopes[s].parent = 0;
+  scopes[1].name = "block0", scopes[2].name = "mlp2", scopes[2].parent = 1, scopes[3].name = "block1",
+  scopes[4].name = "head";
+  const Blocks blocks = blocks_of(scopes);
+  CHECK(blocks.count == 2);
+  CHECK(blocks.of_scope == std::vector<int32_t>{kNone, 0, 0, 1, kNone});
+}
+
+}  // namespace
+}  // namespace whale
