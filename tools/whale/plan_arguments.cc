@@ -125,7 +125,8 @@ const Row kRows[] = {
      sizes<&Options::train_batches, &O::train_batches, &O::train_batch_count>},
     {"eval-batches", "batch sizes that evaluations will have, planned ahead, joined by commas", Kind::kSizes, 0,
      sizes<&Options::eval_batches, &O::eval_batches, &O::eval_batch_count>},
-    {"profile", "a file of what was measured, as `whale profile -o FILE` or `whale devices --probe -o FILE` writes it", Kind::kText, 0,
+    {"profile", "a file of what was measured, as `whale profile -o FILE` or `whale devices --probe -o FILE` writes it",
+     Kind::kText, 0,
      [](const std::string& text, Options& to) { to.profile = read_file(text), to.c.profile = str(to.profile); }},
     {"objective", "of strategy auto: throughput, price (of a step)", Kind::kText, 0,
      [](const std::string& text, Options& to) {
