@@ -141,7 +141,10 @@ TEST_CASE("a predicted trace that is read back as if it were measured says the s
   const small::Model m = small::gpt(8);
   const Plan plan = plan_of(m, 2, "pipeline(2, micro_batches=2)");
   std::string trace = predicted_trace(plan);
-  CHECK_THROWS_WITH_AS(measured_of(plan, {trace}), doctest::Contains("is a predicted timeline"), Error);
+  CHECK_NOTHROW(measured_of(plan, {trace}));  // of null devices it is what a run gives
+  Plan here = plan;
+  for (DeviceSpec& d : here.devices) d.kind = DeviceKind::kRef;
+  CHECK_THROWS_WITH_AS(measured_of(here, {trace}), doctest::Contains("is a predicted timeline"), Error);
   const std::string mark = R"("timeline":"predicted")";
   REQUIRE(trace.find(mark) != std::string::npos);
   trace.replace(trace.find(mark), mark.size(), R"("timeline":"measured")");
