@@ -8,6 +8,7 @@
 #include "cluster/devices.h"
 #include "guard.h"
 #include "handles.h"
+#include "report/predicted_trace.h"
 #include "run/team.h"
 
 using namespace whale;        // NOLINT
@@ -649,7 +650,9 @@ whale_status* whale_session_timeline_json(whale_session* session, whale_text* ou
   return guard([&] {
     Session& s = live(session);
     need(out, "out");
-    *out = make_text(s.timeline());
+    std::string timeline = s.timeline();
+    if (is_of_null_devices(s.plan())) timeline = predicted_trace(s.plan(), s.last_entry());
+    *out = make_text(timeline);
   });
 }
 

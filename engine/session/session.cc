@@ -22,7 +22,6 @@
 #include "compile/checks.h"
 #include "compile/compile.h"
 #include "ir/learning_rate.h"
-#include "report/predicted_trace.h"
 #include "run/executor.h"
 #include "run/flight_record.h"
 #include "run/report.h"
@@ -851,9 +850,10 @@ std::string Session::timeline() {
   impl_->settle();
   if (impl_->last == nullptr || !impl_->last->has_timeline())
     throw error(Code::kFailedPrecondition, "there is no timeline: switch tracing on before the run");
-  if (is_of_null_devices(*impl_->plan)) return predicted_trace(*impl_->plan, impl_->last->entry());
   return to_chrome_trace(impl_->last->timeline(), *impl_->plan, impl_->last->entry());
 }
+
+const Entry& Session::last_entry() const { return impl_->last->entry(); }
 
 std::string Session::flight_record() const { return impl_->flight_record(); }
 

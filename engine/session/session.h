@@ -123,7 +123,8 @@ class Session {
   void check_idle() const;                 // throws failed_precondition while a run is under way
 
   void set_trace(bool enable);
-  std::string timeline();  // of the last run, Chrome trace JSON; failed_precondition when tracing was off
+  std::string timeline();           // of the last run, Chrome trace JSON; failed_precondition when tracing was off
+  const Entry& last_entry() const;  // that this run was of
   // What every queue here is at and did last, as JSON (flight_record.h), also while a run is under way. From any
   // thread.
   std::string flight_record() const;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cost/speed.h"
 #include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
@@ -107,7 +108,7 @@ std::vector<double> weights_of(const Scope& replicas, const std::vector<Inside>&
   auto device = devices.begin();
   for (const Inside& own : inside) {
     double sum = 0;
-    for (int64_t k = 0; k < own.devices; ++k, ++device) sum += known ? cost.rates_of(*device).flops_per_second : 1;
+    for (int64_t k = 0; k < own.devices; ++k, ++device) sum += known ? speed_of(cost.rates_of(*device)) : 1;
     out.push_back(sum);
   }
   return out;
