@@ -12,7 +12,7 @@
 namespace whale {
 namespace {
 
-// The replicas that get samples of some micro-batch.
+// The replicas that get samples of some micro-batch, or of the whole batch, which denominators are made of.
 std::vector<size_t> active(const Graph& graph, const TaskGraphs& tasks) {
   int64_t batch = 0;
   for (const TensorId id : graph.inputs)
@@ -20,7 +20,7 @@ std::vector<size_t> active(const Graph& graph, const TaskGraphs& tasks) {
   // A single sample is cut by nobody.
   const int64_t micro_batches = batch > 1 ? std::max<int64_t>(1, graph.training.accumulation) : 1;
   std::vector<char> has(tasks.replicas.size());
-  for (const int64_t size : {batch / micro_batches, (batch + micro_batches - 1) / micro_batches}) {
+  for (const int64_t size : {batch / micro_batches, (batch + micro_batches - 1) / micro_batches, batch}) {
     const Ints parts = round_shares(size, tasks.meshes[0].axes[0].shares);
     for (size_t r = 0; r < has.size(); ++r) has[r] |= parts[r] > 0;
   }

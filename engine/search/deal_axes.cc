@@ -32,7 +32,8 @@ double part_of(const Mesh& mesh, const Ints& at, size_t a) {
   for (size_t b = 0; b < mesh.axes.size(); ++b) {
     const MeshAxis& axis = mesh.axes[b];
     if (axis.only >= 0)  // of unlike replicas
-      part *= axis.shares[static_cast<size_t>(axis.only)] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
+      part *=
+          axis.shares[static_cast<size_t>(axis.only)] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
     if (b == a || axis.size == 1) continue;
     if (axis.shares.empty()) {
       part /= static_cast<double>(axis.size);

@@ -47,7 +47,7 @@ CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
   copy.stage = reader.stage;
   if (kind == TensorKind::kInput) copy.sharding = input_sharding(g_.tensor(id), axes_, reader);
   for (size_t a = 1; a < axes(); ++a)
-    if (again || (made && !axes_.cuts(a, reader.stage))) copy.sharding.axes[a] = {};
+    if ((again && !axes_.of_unlike(a)) || (made && !axes_.cuts(a, reader.stage))) copy.sharding.axes[a] = {};
   if (made && !again) charge_transfer(id, copy);
   return copy;
 }

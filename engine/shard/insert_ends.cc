@@ -95,9 +95,18 @@ void Inserter::finish() {
   };
   if (g().training.loss != kNone) fetch("loss", g().training.loss);
   std::vector<NamedTensor> of_copies;  // of names that are there already
+  const auto fed = [&](TensorId id, const UnlikeReplica& replica) {
+    Op reader = reader_of(id, replica.stage);
+    reader.scope = *std::ranges::find_if(replica.scope, [](ScopeId s) { return s != kNone; });
+    return at_stage(id, reader);
+  };
   for (const NamedTensor& o : std::vector<NamedTensor>(g().outputs)) {
     if (tasks().replicas.empty()) {
       fetch(o.name, o.tensor);
+    } else if (g().tensor(o.tensor).kind == TensorKind::kInput && g().tensor(o.tensor).batch_dim >= 0) {
+      if (names.insert(o.name).second)
+        for (const UnlikeReplica& r : tasks().replicas)
+          (&r == tasks().replicas.data() ? out.fetches : of_copies).push_back({o.name, fed(o.tensor, r)});
     } else if (names.insert(o.name).second) {  // each replica hands over its samples, whole
       TensorId id = fetchable(o.tensor);
       for (size_t a = axes(); a-- > 1;)

@@ -50,8 +50,8 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
     const TensorId out = op.outputs[at];
     Forced whole;
     for (size_t a = 0; a < axes(); ++a) {
-      OpCut kept;  // along time nobody cuts it anew
-      if (a == kTime && placement(id, a) == Placement::kShard)
+      OpCut kept;  // along time nobody cuts it anew, nor what an unlike replica has
+      if ((a == kTime || b_.out.of_unlike(a)) && placement(id, a) == Placement::kShard)
         kept = cut_of_result(op, b_.out.at(id, a).sub_axis, a), kept.samples = b_.out.at(id, a).samples;
       whole.emplace_back(a, kept);
     }

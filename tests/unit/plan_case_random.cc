@@ -159,10 +159,10 @@ std::string unlike_replicas(int64_t devices, Blocks blocks, Dice& dice) {
     const auto at = static_cast<size_t>(dice.below(std::ssize(counts)));
     const bool piped = counts[at] <= most && dice.coin();
     for (size_t k = 0; k < counts.size(); ++k)
-      levels.push_back(piped && k == at ? fmt::format("pipeline({},schedule={})", counts[k], schedule)
+      levels.push_back(piped && k == at    ? fmt::format("pipeline({},schedule={})", counts[k], schedule)
                        : dice.below(5) < 2 ? fmt::format("split({})", counts[k])
                        : dice.below(4)     ? fmt::format("replica({})", counts[k])
-                                           : fmt::format("replica({},shares=[{}])", counts[k], shares_of(counts[k], dice)));
+                                       : fmt::format("replica({},shares=[{}])", counts[k], shares_of(counts[k], dice)));
     replicas.push_back(fmt::format("{}", fmt::join(levels, ">")));
   }
   const auto n = std::ssize(replicas);
