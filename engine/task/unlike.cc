@@ -107,7 +107,8 @@ std::vector<double> weights_of(const Scope& replicas, const std::vector<Inside>&
   auto device = devices.begin();
   for (const Inside& own : inside) {
     double sum = 0;
-    for (int64_t k = 0; k < own.devices; ++k, ++device) sum += known ? cost.rates_of(*device).flops_per_second : 1;
+    for (int64_t k = 0; k < own.devices; ++k, ++device)
+      sum += known ? 1 / op_seconds({.flops = 1e12, .bytes = 0}, cost.rates_of(*device)) : 1;
     out.push_back(sum);
   }
   return out;
