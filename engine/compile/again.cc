@@ -5,6 +5,7 @@
 #include "compile/checks.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
+#include "compile/unlike_check.h"
 #include "grad/passes.h"
 #include "report/fit.h"
 
@@ -67,6 +68,7 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
     Shortage shortage = shortage_of(plan, entry);
     shortage.batch = batch;
     if (shortage.bytes > 0) throw does_not_fit(plan, shortage, {});
+    if (has_unlike_replicas(plan)) check_unlike(plan, entry);
     return entry;
   });
 }

@@ -14,6 +14,7 @@
 #include "compile/passes.h"
 #include "compile/prepare.h"
 #include "compile/rooms.h"
+#include "compile/unlike_check.h"
 #include "grad/passes.h"
 #include "plan/limits.h"
 #include "report/fit.h"
@@ -166,12 +167,22 @@ void add_entries(Plan& plan, const char* name, const std::vector<int64_t>& batch
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   if (options.strategy == kAutomatic) return compile_automatic(graph, devices, options);
   return stoppable([&] {
-    Plan plan = make_fitting_plan(graph, devices, with_rooms(graph, devices, without_idle(options, graph)));
-    const size_t own = plan.entries.size();
-    add_entries(plan, "train", options.train_batches);
-    add_entries(plan, "eval", options.eval_batches);
-    if (plan.entries.size() > own) check_limits(plan), verify(plan);
-    return plan;
+    const bool unlike = has_unlike_replicas(graph, options);
+    CompileOptions with = without_idle(options, graph);
+    if (unlike) with.verify_passes = true;
+    try {
+      Plan plan = make_fitting_plan(graph, devices, with_rooms(graph, devices, std::move(with)));
+      const size_t own = plan.entries.size();
+      add_entries(plan, "train", options.train_batches);
+      add_entries(plan, "eval", options.eval_batches);
+      if (plan.entries.size() > own) check_limits(plan), verify(plan);
+      if (unlike)
+        for (const Entry& entry : plan.entries) check_unlike(plan, entry);
+      return plan;
+    } catch (const Error& e) {
+      if (!unlike || e.code() != Code::kInternal) throw;
+      throw cannot_be_unlike(e.message());
+    }
   });
 }
 

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cost/speed.h"
 #include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
@@ -108,7 +107,8 @@ std::vector<double> weights_of(const Scope& replicas, const std::vector<Inside>&
   auto device = devices.begin();
   for (const Inside& own : inside) {
     double sum = 0;
-    for (int64_t k = 0; k < own.devices; ++k, ++device) sum += known ? speed_of(cost.rates_of(*device)) : 1;
+    for (int64_t k = 0; k < own.devices; ++k, ++device)
+      sum += known ? 1 / op_seconds({.flops = 1e12, .bytes = 0}, cost.rates_of(*device)) : 1;
     out.push_back(sum);
   }
   return out;

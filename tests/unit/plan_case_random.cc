@@ -145,31 +145,6 @@ std::string nest(int64_t& devices, int64_t micro_batches, Blocks blocks, Dice& d
   return fmt::format("{}", fmt::join(out, " > "));
 }
 
-// Replicas that are unlike; micro-batches are the case's.
-std::string unlike_replicas(int64_t devices, Blocks blocks, Dice& dice) {
-  const auto most = std::ssize(blocks) + 1;
-  const std::string schedule = one_of<std::string>({"1f1b", "1f1b", "gpipe", "zb_h1"}, dice);
-  std::vector<std::string> replicas;
-  for (int64_t left = devices; left > 0;) {
-    const bool last = replicas.size() == 2 || (!replicas.empty() && dice.coin());
-    const int64_t own = last || left == 1 ? left : dice.between(1, left - 1);
-    left -= own;
-    const std::vector<int64_t> counts = factors(own, dice);
-    std::vector<std::string> levels;
-    const auto at = static_cast<size_t>(dice.below(std::ssize(counts)));
-    const bool piped = counts[at] <= most && dice.coin();
-    for (size_t k = 0; k < counts.size(); ++k)
-      levels.push_back(piped && k == at    ? fmt::format("pipeline({},schedule={})", counts[k], schedule)
-                       : dice.below(5) < 2 ? fmt::format("split({})", counts[k])
-                       : dice.below(4)     ? fmt::format("replica({})", counts[k])
-                                       : fmt::format("replica({},shares=[{}])", counts[k], shares_of(counts[k], dice)));
-    replicas.push_back(fmt::format("{}", fmt::join(levels, ">")));
-  }
-  const auto n = std::ssize(replicas);
-  const std::string shares = dice.coin() ? fmt::format(", shares=[{}]", shares_of(n, dice)) : "";
-  return fmt::format("replica([{}]{})", fmt::join(replicas, ","), shares);
-}
-
 // Several nests that cut the devices at the same places.
 std::string clauses(const std::vector<int64_t>& counts, int64_t blocks, Dice& dice) {
   std::string out;
@@ -346,11 +321,6 @@ PlanCase random_plan_case(Dice& dice, int64_t most) {
   // By what was drawn, so that a seed gives the cases that it always gave.
   uint64_t drawn = 0xcbf29ce484222325ull;
   for (const char letter : to_string(c)) drawn = (drawn ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
-  if (kind < 6 && !c.exact && c.devices > 1 && drawn / 4096 % 6 == 0) {
-    Dice more(drawn / 65536);
-    c.strategy = unlike_replicas(c.devices, blocks, more), c.state_shares.clear();
-    c.batch = std::max(c.batch, c.micro_batches), c.last = std::min(c.last, c.batch - 1);
-  }
   if (drawn % 4 == 0) c.unlike = static_cast<int64_t>(1 + drawn / 4 % 999);
   return c;
 }
@@ -437,7 +407,7 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
       scope([](std::vector<Scope>&, Scope& s) { s.factor.clear(); });
       scope([](std::vector<Scope>&, Scope& s) { s.by.clear(); });
       scope([](std::vector<Scope>&, Scope& s) {
-        if (s.count > 2 && s.nests.empty()) s.count = 2, s.shares.clear();
+        if (s.count > 2) s.count = 2, s.shares.clear();
       });
       scope([](std::vector<Scope>&, Scope& s) {
         if (s.micro_batches > 1) --s.micro_batches;
