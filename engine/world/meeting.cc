@@ -444,8 +444,12 @@ class Meeting final : public MeetingStore {
     lock.unlock();
     if (!say(Say::kGet, id, static_cast<uint32_t>(from), key)) throw is_over();
     lock.lock();
-    watched_wait(changed_, lock, timeout_seconds,
-                 [&] { return answers_.contains(id) || over_ || deaf_ || lost_.contains(0); });
+    const auto known = [&] { return answers_.contains(id) || over_ || deaf_ || lost_.contains(0); };
+    watched_wait(changed_, lock, timeout_seconds, known);
+    // Where rank 0 says nothing, the other one may have come; whether it is lost is known soon.
+    const auto silent = [&] { return Seconds(Clock::now() - heard_.load()).count() > options_.timeout_seconds / 2; };
+    if (!known() && silent())
+      watched_wait(changed_, lock, options_.timeout_seconds, [&] { return known() || !silent(); });
     if (auto node = answers_.extract(id)) {
       Answer& answer = node.mapped();
       if (answer.value) return std::move(*answer.value);
@@ -552,6 +556,7 @@ class Meeting final : public MeetingStore {
   void listen() {
     auto said = Clock::now(), heard = said, before = said;
     while (!quit_) {
+      heard_ = heard;
       pollfd wait[] = {{bell_.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
       poll(wait, 2, static_cast<int>(pulse(options_) * 500));
       if (quit_) return;
@@ -654,7 +659,8 @@ class Meeting final : public MeetingStore {
     bool is_so() const { return !stands || stands(); }
   };
   std::map<int, Doubt> doubts_;
-  bool over_ = false, deaf_ = false;  // deaf: the thread has ended
+  bool over_ = false, deaf_ = false;                     // deaf: the thread has ended
+  std::atomic<Clock::time_point> heard_ = Clock::now();  // rank 0, last
   std::atomic<bool> quit_{false};
   std::thread thread_;
 };

@@ -807,8 +807,8 @@ def probe(devices: str | None = None, *, world: World | None = None) -> dict:
 
 def profile(graph: Graph, devices: str | None = None, *, samples: Sequence[int] = (), seconds: float = 1, precision: str | None = None) -> dict:
     """Runs steps of the model on each device by itself, all at once, and gives what its ops took: for ``whale.plan(profile=...)``, which takes it
-    as a dictionary or as a file of it. ``samples``: local batches; none: the graph's own, a half, a quarter of it, and so on; ``seconds``: of each.
-    docs/profiles.md."""
+    as a dictionary or as a file of it. ``devices`` and ``precision`` as ``whale.plan`` has them; ``samples``: local batches; none: the graph's own, a half,
+    a quarter of it, and so on; ``seconds``: of each. docs/profiles.md."""
     cluster, planning, cancel = _planning(graph, devices, precision=precision)
     sizes = arguments.shape("samples", samples, 1)
     batches = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
