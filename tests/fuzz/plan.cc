@@ -32,11 +32,15 @@ std::vector<Bytes> seeds() {
   Graph alone = graph;
   for (Op& op : alone.ops) op.scope = 0;
   alone.default_strategy.clear();
+  Graph unlike = alone;
   alone.training.loss = kNone;
+  CompileOptions nests;
+  nests.strategy = "replica([split(2), replica(1)], shares=[3,1])";
   CompileOptions placed;  // rows fill holes
   placed.zero = 1;
   return {serialize(compile(graph, parse_devices("ref:2"))), serialize(compile(graph, parse_devices("ref:2"), placed)),
-          serialize(compile(alone, parse_devices("cpu@0,null:1"))), serialize(compile(alone, parse_devices("ref:1")))};
+          serialize(compile(alone, parse_devices("cpu@0,null:1"))), serialize(compile(alone, parse_devices("ref:1"))),
+          serialize(compile(unlike, parse_devices("ref:3"), nests))};
 }
 
 std::vector<std::string> tokens() { return {"WHG1", "WHP1", std::string(8, '\0'), std::string(8, '\xff')}; }

@@ -22,6 +22,7 @@ std::vector<Bytes> seeds() {
           bytes("replica(3, shares=[3,2,1])"),
           bytes("replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)"),
           bytes("split(ways=2, factor=heads)"),
+          bytes("replica([pipeline(3, micro_batches=4), split(2) > replica(2)], shares=[3,5])"),
           bytes("stage(devices=2)"),
           bytes("cluster(device_order=average(2)) > replica")};
 }
