@@ -799,6 +799,13 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   return out;
 }
 
+// Types have two names, "f32" and numpy's.
+static bool is_same_dtype(std::string_view name, const Attr& a, const Attr& b) {
+  const auto *one = std::get_if<std::string>(&a), *other = std::get_if<std::string>(&b);
+  return name.ends_with("dtype") && one != nullptr && other != nullptr && !one->empty() && !other->empty() &&
+         parse_dtype(*one) == parse_dtype(*other);
+}
+
 void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
                           const Dims& first_result) {
   const OpDef& d = def(op.code);
@@ -833,6 +840,7 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
     const auto at = call.attrs.find(name);
     if (at == call.attrs.end()) refuse("attribute {} of {} is missing", name, op.name);
     if (equal(at->second, value) || (also.contains(name) && equal(at->second, also.at(name)))) continue;
+    if (is_same_dtype(name, at->second, value)) continue;
     refuse("attribute {} is {}; {} of the one-device program has {}", name, to_string(at->second), op.name,
            to_string(value));
   }
