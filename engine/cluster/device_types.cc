@@ -18,24 +18,48 @@ constexpr double kOverNvlink = 0.8;  // 229 of 300 GB/s on 8 A100, 134 of 150 on
 // (cost/curve_fitted.inc) within a tenth; else those of the generation before.
 // Prices: what clouds ask on demand, about.
 const std::vector<DeviceType>& device_types() {
+  constexpr int64_t kMiB = 1 << 20;
+  // clang-format off
   static const std::vector<DeviceType> types{
-      // name, memory, f32, half, bf16, memory/s, inside, host, price; shares of f32, half, memory, inside
-      {"P100-16GB", 16e9, 9.3e12, 18.7e12, false, 732e9, kPcie3, kPcie3, 1.46, .85, .75, .75, kOverPcie},
-      {"V100-16GB", 16e9, 15.7e12, 125e12, false, 900e9, 150e9, kPcie3, 2.48, .88, .65, .85, kOverNvlink},
-      {"V100-32GB", 32e9, 15.7e12, 125e12, false, 900e9, 150e9, kPcie3, 3.06, .88, .65, .85, kOverNvlink},
-      {"T4", 16e9, 8.1e12, 65e12, false, 320e9, kPcie3, kPcie3, 0.35, .60, .40, .75, kOverPcie},
-      {"A100-40GB", 40e9, 19.5e12, 312e12, true, 1555e9, 300e9, kPcie4, 3.67, .90, .80, .86, kOverNvlink},
-      {"A100-80GB", 80e9, 19.5e12, 312e12, true, 2000e9, 300e9, kPcie4, 5.07, .90, .80, .86, kOverNvlink},
-      {"H100", 80e9, 67e12, 989e12, true, 3350e9, 450e9, kPcie5, 9.80, .80, .75, .86, kOverNvlink},
-      {"H200", 141e9, 67e12, 989e12, true, 4800e9, 450e9, kPcie5, 10.60, .80, .75, .86, kOverNvlink},
-      {"B200", 180e9, 80e12, 2250e12, true, 7670e9, 900e9, kPcie5, 14.24, .80, .72, .86, kOverNvlink},
-      {"L4", 24e9, 30.3e12, 121e12, true, 300e9, kPcie4, kPcie4, 0.71, .36, .60, .94, kOverPcie},
-      {"RTX-3090", 24e9, 35.6e12, 71e12, true, 936e9, kPcie4, kPcie4, 0.30, .75, .80, .85, kOverPcie},
-      {"RTX-2080", 8e9, 10.1e12, 40e12, false, 448e9, kPcie3, kPcie3, 0.15, .80, .70, .80, kOverPcie},
-      {"TITAN-RTX", 24e9, 16.3e12, 130e12, false, 672e9, kPcie3, kPcie3, 0.25, .80, .60, .80, kOverPcie},
-      {"XEON-CORE", 8e9, 170e9, 500e9, true, 25e9, 12e9, 25e9, 0.05, 1, 1, 1, 1},
+      // name, {board, architecture, f32, 16 bits, memory/s, processors, cache, threads, heats}, memory, bf16, inside, host;
+      // shares of f32, 16 bits, memory, inside; price
+      {"P4", {"Tesla P4", "Pascal", 5.699e12, 5.699e12, 192e9, 40, 2 * kMiB}, 8e9, false, kPcie3, kPcie3, .79, .79, .75, kOverPcie, 0.60},
+      {"P100-16GB", {"Tesla P100-PCIE-16GB", "Pascal", 9.519e12, 18.7e12, 732e9, 56, 4 * kMiB}, 16e9, false, kPcie3, kPcie3, .83, .75, .75, kOverPcie, 1.46},
+      {"V100-16GB", {"Tesla V100-SXM2-16GB", "Volta", 15.7e12, 125e12, 900e9, 80, 6 * kMiB}, 16e9, false, 150e9, kPcie3, .88, .65, .85, kOverNvlink, 2.48},
+      {"V100-32GB", {"Tesla V100-SXM2-32GB", "Volta", 15.7e12, 125e12, 900e9, 80, 6 * kMiB}, 32e9, false, 150e9, kPcie3, .88, .65, .85, kOverNvlink, 3.06},
+      {"V100-PCIE-32GB", {"Tesla V100-PCIE-32GB", "Volta", 14.029e12, 112e12, 900e9, 80, 6 * kMiB}, 32e9, false, kPcie3, kPcie3, .88, .65, .85, kOverPcie, 3.06},
+      {"T4", {"Tesla T4", "Turing", 8.141e12, 65e12, 320e9, 40, 4 * kMiB, 1024, true}, 16e9, false, kPcie3, kPcie3, .60, .40, .75, kOverPcie, 0.35},
+      {"RTX-2080", {"NVIDIA GeForce RTX 2080", "Turing", 10.1e12, 40e12, 448e9, 46, 4 * kMiB, 1024}, 8e9, false, kPcie3, kPcie3, .80, .70, .80, kOverPcie, 0.15},
+      {"TITAN-RTX", {"NVIDIA TITAN RTX", "Turing", 16.3e12, 130e12, 672e9, 72, 6 * kMiB, 1024}, 24e9, false, kPcie3, kPcie3, .80, .60, .80, kOverPcie, 0.25},
+      {"A100-40GB", {"NVIDIA A100-SXM4-40GB", "Ampere", 19.492e12, 312e12, 1555e9, 108, 40 * kMiB}, 40e9, true, 300e9, kPcie4, .90, .80, .86, kOverNvlink, 3.67},
+      {"A100-80GB", {"NVIDIA A100-SXM4-80GB", "Ampere", 19.492e12, 312e12, 2039e9, 108, 40 * kMiB}, 80e9, true, 300e9, kPcie4, .90, .80, .84, kOverNvlink, 5.07},
+      {"A100-PCIE-40GB", {"NVIDIA A100-PCIE-40GB", "Ampere", 19.492e12, 312e12, 1555e9, 108, 40 * kMiB}, 40e9, true, kPcie4, kPcie4, .86, .75, .86, kOverPcie, 3.67},
+      {"A100-PCIE-80GB", {"NVIDIA A100 80GB PCIe", "Ampere", 19.492e12, 312e12, 1935e9, 108, 40 * kMiB}, 80e9, true, kPcie4, kPcie4, .90, .75, .86, kOverPcie, 3.67},
+      {"RTX-3090", {"NVIDIA GeForce RTX 3090", "Ampere", 35.6e12, 71e12, 936e9, 82, 6 * kMiB, 1536}, 24e9, true, kPcie4, kPcie4, .75, .80, .85, kOverPcie, 0.30},
+      {"L4", {"NVIDIA L4", "Ada", 31.334e12, 121e12, 300e9, 60, 48 * kMiB, 1536, true}, 24e9, true, kPcie4, kPcie4, .35, .60, .94, kOverPcie, 0.71},
+      {"H100", {"NVIDIA H100 80GB HBM3", "Hopper", 66.908e12, 989e12, 3430e9, 132, 50 * kMiB}, 80e9, true, 450e9, kPcie5, .80, .75, .84, kOverNvlink, 9.80},
+      {"H200", {"NVIDIA H200", "Hopper", 66.908e12, 989e12, 4800e9, 132, 50 * kMiB}, 141e9, true, 450e9, kPcie5, .80, .75, .86, kOverNvlink, 10.60},
+      {"B200", {"NVIDIA B200", "Blackwell", 80e12, 2250e12, 7670e9, 148, 126 * kMiB}, 180e9, true, 900e9, kPcie5, .80, .72, .86, kOverNvlink, 14.24},
+      {"MI100", {"AMD Instinct MI100", "CDNA", 46.1e12, 184.6e12, 1230e9, 120, 8 * kMiB}, 32e9, true, kPcie4, kPcie4, .60, .60, .80, kOverPcie},
+      {"MI210", {"AMD Instinct MI210", "CDNA", 45.3e12, 181e12, 1640e9, 104, 16 * kMiB}, 64e9, true, kPcie4, kPcie4, .60, .60, .80, kOverPcie},
+      {"MI250", {"AMD Instinct MI250", "CDNA", 45.3e12, 181e12, 1640e9, 104, 16 * kMiB}, 64e9, true, kPcie4, kPcie4, .60, .60, .80, kOverPcie},
+      {"XEON-CORE", {"", "", 170e9, 500e9, 25e9}, 8e9, true, 12e9, 25e9, 1, 1, 1, 1, 0.05},
   };
+  // clang-format on
   return types;
+}
+
+bool same_gpu(std::string_view a, std::string_view b) {
+  const auto plain = [](char c) {
+    return c == '_' || c == ' ' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  };
+  return std::ranges::equal(a, b, {}, plain, plain);
+}
+
+const DeviceType* find_gpu(std::string_view name) {
+  for (const DeviceType& type : device_types())
+    if (type.is_gpu() && (same_gpu(type.sheet.name, name) || same_gpu(type.name, name))) return &type;
+  return nullptr;
 }
 
 const DeviceType* find_device_type(std::string_view name) {
@@ -54,10 +78,10 @@ const DeviceType* find_device_type(std::string_view name) {
 
 DeviceFigures figures_of(const DeviceType& t) {
   constexpr double kLaunch = 5e-6, kInside = 8e-6;  // a kernel, a collective inside a node
-  return {.f32_flops_per_second = t.f32_peak * t.f32_share,
-          .half_flops_per_second = t.half_peak * t.half_share,
-          .bf16_flops_per_second = t.bf16 ? t.half_peak * t.half_share : 0,
-          .bytes_per_second = t.memory_peak * t.memory_share,
+  return {.f32_flops_per_second = t.sheet.flops_per_second * t.f32_share,
+          .half_flops_per_second = t.sheet.flops_per_second16 * t.half_share,
+          .bf16_flops_per_second = t.bf16 ? t.sheet.flops_per_second16 * t.half_share : 0,
+          .bytes_per_second = t.sheet.bytes_per_second * t.memory_share,
           .seconds_per_op = kLaunch,
           .host = {t.host_peak * kOverPcie, kInside},
           .inside = {t.inside_peak * t.inside_share, kInside},

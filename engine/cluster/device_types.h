@@ -6,25 +6,30 @@
 #include <vector>
 
 #include "cluster/figures.h"
+#include "cluster/gpu_sheet.h"
 
 namespace whale {
 
 struct DeviceType {
   const char* name;     // "V100-32GB"; without its memory where it is the first of that name: "V100"
+  GpuSheet sheet;       // peaks; of what is no GPU without a board, processors and cache
   double memory_bytes;  // as its maker counts: 10^9
-  double f32_peak;      // FLOP/s of products by the data sheet, dense; without tf32
-  double half_peak;     // f16, and bf16 where it has that, with tensor cores where it has them
-  bool bf16;
-  double memory_peak;     // bytes/s
-  double inside_peak;     // bytes/s each way between devices of a node: NVLink, or PCIe
-  double host_peak;       // bytes/s with its host's memory
-  double price_per_hour;  // about, on demand, in US dollars, of one device
+  bool bf16;            // at the peak of 16 bits; else f16 alone is
+  double inside_peak;   // bytes/s each way between devices of a node: NVLink, or PCIe
+  double host_peak;     // bytes/s with its host's memory
   // Achieved shares of these.
   double f32_share, half_share, memory_share, inside_share;
+  double price_per_hour = 0;  // about, on demand, in US dollars, of one device; 0: not known
+
+  bool is_gpu() const { return sheet.processors > 0; }
+  // Its devices reach each other by the way that goes to the host.
+  bool host_linked() const { return inside_peak == host_peak; }
 };
 const std::vector<DeviceType>& device_types();
 // By name, large or small letters; nullptr: none.
 const DeviceType* find_device_type(std::string_view name);
+// Of those that are GPUs, by the name of the board or of the type; nullptr: none.
+const DeviceType* find_gpu(std::string_view name);
 DeviceFigures figures_of(const DeviceType& type);
 
 // Between nodes, where nothing is said: 100 Gb/s.

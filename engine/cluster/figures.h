@@ -13,7 +13,7 @@ struct DeviceRates {
   double bytes_per_second;
   double seconds_per_op;                     // to start an instruction
   const MeasuredDevice* measured = nullptr;  // ops that a profile has times of; the profile outlives this
-  const DeviceCurve* curve = nullptr;        // how the rates fall for small and odd sizes, where the table has that
+  const DeviceCurve* curve = nullptr;        // how products of small and odd sizes are slower, where the table knows
   friend bool operator==(const DeviceRates&, const DeviceRates&) = default;
 };
 

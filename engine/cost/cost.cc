@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "cost/curve.h"
 #include "cost/measured.h"
 
 namespace whale {
@@ -105,6 +104,7 @@ DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half) const {
     out = {of_half && halves > 0 ? halves : f.f32_flops_per_second,
            f.bytes_per_second > 0 ? f.bytes_per_second : unknown.bytes_per_second,
            f.seconds_per_op > 0 ? f.seconds_per_op : unknown.seconds_per_op};
+    out.curve = curve_of_type(d.type);
   }
   if (measured) {
     const auto users = users_.find(d.cores);
@@ -127,12 +127,21 @@ double op_seconds(const OpCost& cost, const DeviceRates& rates) {
   return rates.seconds_per_op + std::max(cost.flops / rates.flops_per_second, cost.bytes / rates.bytes_per_second);
 }
 
+double op_seconds(const OpCost& cost, const std::optional<Product>& product, const DeviceRates& rates, double part) {
+  const OpCost mine{cost.flops * part, cost.bytes * part};
+  if (rates.curve == nullptr || !product) return op_seconds(mine, rates);
+  Product p = *product;
+  p.m = std::max(1.0, p.m * part);
+  return rates.seconds_per_op + beside_memory(mine.flops / rates.flops_per_second * product_stretch(p, *rates.curve),
+                                              mine.bytes / rates.bytes_per_second);
+}
+
 double op_seconds(const OpView& op, const DeviceRates& rates) {
   const OpCost cost = cost_of(op);
   if (rates.measured != nullptr)
     if (const auto times = rates.measured->of(shape_of(op, cost), rates.flops_per_second, rates.bytes_per_second))
       return times->at(1);
-  return op_seconds(cost, rates);
+  return op_seconds(cost, rates.curve != nullptr ? product_of(op, cost) : std::nullopt, rates);
 }
 
 double all_gather_seconds(double bytes, int64_t devices, const LinkRates& link) {

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cluster/device_spec.h"
+#include "cost/curve.h"
 #include "ops/op.h"
 
 namespace whale {
@@ -114,7 +116,11 @@ OpCost operator+(const OpCost& a, const OpCost& b);
 // Roofline: the slower of arithmetic and memory, plus the start.
 double op_seconds(const OpCost& cost, const DeviceRates& rates);
 
-// Of an op: what was measured of its shape, else by the curve of the device, else the roofline.
+// The same of this part of an op's rows, as a product by the curve of the device, where it is one and the device has
+// one.
+double op_seconds(const OpCost& cost, const std::optional<Product>& product, const DeviceRates& rates, double part = 1);
+
+// Of an op: what was measured of its shape, else as above.
 double op_seconds(const OpView& op, const DeviceRates& rates);
 
 // Of the two devices, the one that computes less in a second.

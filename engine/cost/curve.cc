@@ -4,8 +4,10 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "base/error.h"
+#include "cluster/device_types.h"
 
 namespace whale {
 namespace {
@@ -29,6 +31,7 @@ constexpr Nearest kNearest[] = {
     {"Ampere", "NVIDIA A100-PCIE-40GB"},
     {"Ada", "NVIDIA L4"},
     {"Hopper", "NVIDIA H100 80GB HBM3"},
+    {"Blackwell", "NVIDIA H100 80GB HBM3"},
     {"CDNA", "NVIDIA A100-PCIE-40GB"},
 };
 constexpr const char* kOfNoArchitecture = "NVIDIA A100-PCIE-40GB";
@@ -48,6 +51,7 @@ constexpr double kSplits[] = {1, 2, 4, 8};  // of the inner dimension, whose sum
 constexpr double kInnerStep = 8;            // a tile takes one more to fill its pipeline
 constexpr double kSharpness = 4;            // of the soft maximum of arithmetic and memory
 constexpr double kRowBytes = 32768;         // rows from here on strain the translation of addresses
+constexpr double kLeastSide = 16;           // of a product: what does less with an element is none
 constexpr double kHeatSeconds = 0.02;       // in which the clock has fallen half its way
 
 double achieved_flops(double bytes_an_element, const DeviceCurve& curve) {
@@ -76,10 +80,11 @@ double tiled_seconds(const Product& p, const DeviceCurve& curve) {
   return best;
 }
 
-double soft_max(double a, double b) {
-  const double most = std::max(a, b);
-  if (most <= 0) return 0;
-  return most * std::pow(std::pow(a / most, kSharpness) + std::pow(b / most, kSharpness), 1 / kSharpness);
+// With rows that strain the translation of addresses, of boards that hold their clock.
+double arithmetic_seconds(const Product& p, const DeviceCurve& curve) {
+  const double strain = curve.sheet.heats ? 0 : curve.constants.strain;
+  return tiled_seconds(p, curve) *
+         (1 + strain * std::max(0., 1 - kRowBytes / ((p.row > 0 ? p.row : p.k) * p.bytes_an_element)));
 }
 
 double heated(double seconds, const DeviceCurve& curve) {
@@ -109,27 +114,69 @@ DeviceCurve curve_of(const GpuSheet& sheet) {
   const char* gpu = near == std::end(kNearest) ? kOfNoArchitecture : near->gpu;
   DeviceCurve curve{sheet, fitted(gpu)->constants, gpu, ""};
   // A strain of long runs says nothing of a board that holds its clock, and the other way round.
-  if (gpu_sheet(gpu)->heats != sheet.heats) curve.constants.strain = 0;
+  if (find_gpu(gpu)->sheet.heats != sheet.heats) curve.constants.strain = 0;
   curve.note = fmt::format("{}: not measured; its peaks, constants of {}", sheet.name, curve.fitted_on);
   return curve;
 }
 
 DeviceCurve curve_of(std::string_view gpu) {
-  const GpuSheet* sheet = gpu_sheet(gpu);
-  if (!sheet) {
+  const DeviceType* type = find_gpu(gpu);
+  if (!type) {
     std::string names;
-    for (const GpuSheet& each : gpu_sheets()) names += (names.empty() ? "" : ", ") + each.name;
+    for (const DeviceType& each : device_types())
+      if (each.is_gpu()) names += (names.empty() ? "" : ", ") + each.sheet.name;
     throw invalid("no data sheet of the GPU '{}'; give one (a folder of JSON files), or one of {}", gpu, names);
   }
-  return curve_of(*sheet);
+  return curve_of(type->sheet);
+}
+
+const DeviceCurve* curve_of_type(std::string_view type) {
+  static const std::map<std::string, DeviceCurve, std::less<>> all = [] {
+    std::map<std::string, DeviceCurve, std::less<>> out;
+    for (const DeviceType& each : device_types())
+      if (each.is_gpu()) out.emplace(each.name, curve_of(each.sheet));
+    return out;
+  }();
+  const auto at = all.find(type);
+  return at == all.end() ? nullptr : &at->second;
+}
+
+std::optional<Product> product_of(const OpView& op, const OpCost& cost) {
+  if (op.inputs.size() < 2 || op.outputs.empty()) return std::nullopt;
+  const auto count = [](const TensorType& t) { return static_cast<double>(element_count(t.dims)); };
+  const double left = count(op.inputs[0]), right = count(op.inputs[1]), out = count(op.outputs[0]);
+  const double multiplied = cost.flops / 2;  // batch m n k
+  const double most = std::max({left, right, out});
+  if (std::min({left, right, out}) < 1 || multiplied < kLeastSide * most) return std::nullopt;
+  Product p{.bytes_an_element = static_cast<double>(size_of(op.inputs[0].dtype))};
+  // batch m k, batch k n and batch m n elements; operands of a convolution are fewer than that, and its batch is 1.
+  p.batch = std::max(1.0, left / multiplied * right / multiplied * out);
+  p.k = multiplied / out;
+  p.n = right / (p.batch * p.k);
+  p.m = out / (p.batch * p.n);
+  p.row = static_cast<double>(op.inputs[0].dims.empty() ? 1 : op.inputs[0].dims.back());
+  if (p.n < 1 || p.m < 1) return std::nullopt;  // of other operands than these two
+  return p;
+}
+
+double beside_memory(double arithmetic_seconds, double memory_seconds) {
+  const double most = std::max(arithmetic_seconds, memory_seconds);
+  if (most <= 0) return 0;
+  const double a = arithmetic_seconds / most, b = memory_seconds / most;
+  return most * std::pow(std::pow(a, kSharpness) + std::pow(b, kSharpness), 1 / kSharpness);
 }
 
 double product_seconds(const Product& product, const DeviceCurve& curve) {
   if (product.flops() <= 0) return curve.constants.start_seconds;
-  double arithmetic = tiled_seconds(product, curve);
-  if (!curve.sheet.heats)
-    arithmetic *= 1 + curve.constants.strain * std::max(0., 1 - kRowBytes / (product.k * product.bytes_an_element));
-  return curve.constants.start_seconds + heated(soft_max(arithmetic, product.bytes() / achieved_bytes(curve)), curve);
+  const double arithmetic = arithmetic_seconds(product, curve);
+  return curve.constants.start_seconds +
+         heated(beside_memory(arithmetic, product.bytes() / achieved_bytes(curve)), curve);
+}
+
+double product_stretch(const Product& product, const DeviceCurve& curve) {
+  if (product.flops() <= 0) return 1;
+  const double large = product.flops() / achieved_flops(product.bytes_an_element, curve);
+  return std::max(1.0, heated(arithmetic_seconds(product, curve), curve) / large);
 }
 
 double pass_seconds(double bytes, const DeviceCurve& curve) {
@@ -152,7 +199,7 @@ double layer_norm_seconds(double rows, double columns, double bytes_an_element, 
 
 double op_seconds(const OpCost& cost, double bytes_an_element, const DeviceCurve& curve) {
   const double arithmetic = cost.flops / achieved_flops(bytes_an_element, curve);
-  return curve.constants.start_seconds + heated(soft_max(arithmetic, cost.bytes / achieved_bytes(curve)), curve);
+  return curve.constants.start_seconds + heated(beside_memory(arithmetic, cost.bytes / achieved_bytes(curve)), curve);
 }
 
 }  // namespace whale

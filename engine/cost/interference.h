@@ -8,11 +8,11 @@
 
 namespace whale {
 
-enum class Work : int { kCompute, kLink, kToDevice, kToHost };
-inline constexpr int kWorks = 4;
+enum class Load : int { kCompute, kLink, kToDevice, kToHost };
+inline constexpr int kLoads = 4;
 
 template <class T>
-using PerWork = std::array<T, kWorks>;  // by Work
+using PerLoad = std::array<T, kLoads>;  // by Load
 
 // By how much a second of one kind grows while another runs. "Far" traffic goes through the host or leaves the node,
 // and so shares the way of copies; traffic over direct links inside a node does not.
@@ -28,7 +28,7 @@ struct Interference {
 };
 
 // Of the GPU itself, else of the nearest architecture that was measured; `host_linked`: its devices reach each other
-// through the host only. Names as in gpu_sheet(), or as in the tables ("a100-sxm4-40gb").
+// through the host only. Names as in find_gpu(), or as in the tables ("a100-sxm4-40gb").
 struct GpuInterference {
   Interference constants;
   bool host_linked = false;
@@ -39,9 +39,9 @@ GpuInterference interference_of(std::string_view gpu);
 
 // Seconds of progress that each kind makes in one second; of those that do not run 0. None is faster than alone, and
 // together they are never slower than one after another: the rates add up to at least 1.
-PerWork<double> progress_rates(const PerWork<bool>& running, const Interference& interference, bool far);
+PerLoad<double> progress_rates(const PerLoad<bool>& running, const Interference& interference, bool far);
 
 // Seconds until all have ended that begin together and take these alone; 0: it does not run.
-double together_seconds(const PerWork<double>& alone, const Interference& interference, bool far);
+double together_seconds(const PerLoad<double>& alone, const Interference& interference, bool far);
 
 }  // namespace whale

@@ -128,7 +128,7 @@ PlanSteps steps_of(const Entry& entry, Walked walked) {
 }
 
 PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
-                   const PlanSteps& steps, Walked walked, const Duration& seconds)
+                   const PlanSteps& steps, Walked walked, const Duration& seconds, const Besides& besides)
     : e_(e) {
   static const RowWaits kNothing;
   const std::vector<std::vector<LinkEnd>> links = ends_of_links(e, peers.channels);
@@ -147,6 +147,8 @@ PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<
     const std::array<bool, kQueues> used = used_by(p, of_program);
     for (size_t t = 0; t < kQueues; ++t)
       if (used[t]) joined.push_back(queues[t] = clock_.resource());
+    const Clock::Rates* rates = besides.rates.empty() ? nullptr : besides.rates[d];
+    const size_t machine = rates != nullptr ? clock_.machine(*rates) : 0;
     const bool joins = walked == Walked::kCommunication && joined.size() > 1;
     RowEnd before, now;  // all rows but the last, and all
     size_t last_base = 0;
@@ -165,6 +167,8 @@ PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<
         const Instruction& i = instruction(v);
         std::tie(v.first, v.last) =
             walker.add(i, ends, queues[static_cast<size_t>(i.queue)], seconds ? seconds(i, device) : 0);
+        if (const int kind = rates != nullptr ? besides.kind(i, device) : kNone; kind != kNone)
+          for (Clock::Item item = v.first; item <= v.last; ++item) clock_.runs_on(item, machine, kind);
         if (i.kind() == InstructionKind::kVote) clock_.after(agreed, v.last);
         if (i.kind() == InstructionKind::kCommit) clock_.after(v.first, agreed);
         for (const int32_t need : step.needs)

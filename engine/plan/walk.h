@@ -24,12 +24,18 @@ PlanSteps steps_of(const Entry& entry, Walked walked);
 // Seconds; of a send or receive, of all its messages together, which go one after the other.
 using Duration = std::function<double(const Instruction& instruction, int32_t device)>;
 
+// What slows down what beside it, on each device.
+struct Besides {
+  std::vector<const Clock::Rates*> rates;                                   // of each device; nullptr: nothing does
+  std::function<int(const Instruction& instruction, int32_t device)> kind;  // kNone: none, it takes nothing of anybody
+};
+
 class PlanWalk {
  public:
   // `classes` as classes_alike gives them: the first device of each walks. Of communication alone, rows are joined: who
   // never waits for ever then does not where they wait for less.
   PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
-           Walked walked, const Duration& seconds);
+           Walked walked, const Duration& seconds, const Besides& besides = {});
 
   // Finds the times. Who waits for whom where that has no end; else nothing.
   std::string run();

@@ -1,6 +1,7 @@
 #include "schedule/clock.h"
 
 #include <algorithm>
+#include <queue>
 
 #include "base/watch.h"
 
@@ -57,6 +58,19 @@ Clock::Item Clock::meet(size_t place, size_t member, size_t resource, double sec
   double& longest = nodes_[static_cast<size_t>(item)].seconds;
   longest = std::max(longest, seconds);
   return on(resource, item);
+}
+
+size_t Clock::machine(const Rates& rates) {
+  machines_.push_back({.rates = &rates});
+  return machines_.size() - 1;
+}
+
+void Clock::runs_on(Item item, size_t machine, int kind) {
+  machines_[machine].kinds |= 1u << kind;
+  if (first_use_.size() < nodes_.size()) first_use_.resize(nodes_.size(), kNobody);
+  int32_t& first = first_use_[static_cast<size_t>(item)];
+  uses_.push_back({static_cast<int32_t>(machine), kind, first});
+  first = static_cast<int32_t>(uses_.size()) - 1;
 }
 
 Clock::Item Clock::join(std::span<const size_t> resources) {
@@ -119,7 +133,140 @@ Clock::Stuck Clock::run() {
       at.edge = edge.next;
     }
   }
+  const auto slows = [](const Machine& m) {
+    for (unsigned running = 1; running <= m.kinds; ++running)
+      for (int kind = 0; kind < kKinds; ++kind)
+        if ((running & ~m.kinds) == 0 && (running >> kind & 1) != 0 &&
+            (*m.rates)[running][static_cast<size_t>(kind)] != 1)
+          return true;
+    return false;
+  };
+  if (std::ranges::any_of(machines_, slows)) run_beside();
   return {};
+}
+
+// From begin to begin and end to end, in the order of time. Nobody waits for ever: run() has seen that.
+void Clock::run_beside() {
+  const size_t n = nodes_.size();
+  first_use_.resize(n, kNobody);
+  // Who waits for each item.
+  std::vector<int32_t> awaited(n), from(n + 1);
+  for (const Node& node : nodes_)
+    for (int32_t e = node.waits; e != kNobody; e = edges_[static_cast<size_t>(e)].next)
+      ++from[static_cast<size_t>(edges_[static_cast<size_t>(e)].before) + 1];
+  for (size_t i = 0; i < n; ++i) from[i + 1] += from[i];
+  struct Waiter {
+    Item item;
+    bool begun;
+  };
+  std::vector<Waiter> waiters(static_cast<size_t>(from[n]));
+  std::vector<int32_t> next(from.begin(), from.end() - 1);
+  for (size_t i = 0; i < n; ++i)
+    for (int32_t e = nodes_[i].waits; e != kNobody; e = edges_[static_cast<size_t>(e)].next) {
+      const Edge& edge = edges_[static_cast<size_t>(e)];
+      waiters[static_cast<size_t>(next[static_cast<size_t>(edge.before)]++)] = {static_cast<Item>(i), edge.begun};
+      ++awaited[i];
+    }
+
+  struct Progress {
+    double left = 0, since = 0, rate = 0;  // seconds of work; when that was so; of work in a second
+    int32_t version = 0;                   // of its end, as it is expected
+  };
+  std::vector<Progress> progress(n);
+  struct End {
+    double time;
+    Item item;
+    int32_t version;
+    bool operator>(const End& other) const { return time > other.time; }
+  };
+  std::priority_queue<End, std::vector<End>, std::greater<>> ends;
+  std::vector<Item> ready, over;
+  std::vector<size_t> changed;  // machines
+  const auto each_use = [&](Item i, const auto& visit) {
+    for (int32_t u = first_use_[static_cast<size_t>(i)]; u != kNobody; u = uses_[static_cast<size_t>(u)].next)
+      visit(uses_[static_cast<size_t>(u)]);
+  };
+  const auto change = [&](size_t machine) {
+    if (!std::exchange(machines_[machine].changed, true)) changed.push_back(machine);
+  };
+  const auto tell = [&](Item i, bool begun) {
+    for (int32_t w = from[static_cast<size_t>(i)]; w < from[static_cast<size_t>(i) + 1]; ++w) {
+      const Waiter& waiter = waiters[static_cast<size_t>(w)];
+      if (waiter.begun == begun && --awaited[static_cast<size_t>(waiter.item)] == 0) ready.push_back(waiter.item);
+    }
+  };
+  const auto running_on = [&](const Machine& m, int32_t machine) {
+    unsigned kinds = 0;
+    for (const Item i : m.running)
+      each_use(i, [&](const Use& use) {
+        if (use.machine == machine) kinds |= 1u << use.kind;
+      });
+    return kinds;
+  };
+  std::vector<unsigned> kinds(machines_.size());
+  Glance glance;
+  double now = 0;
+  for (size_t i = 0; i < n; ++i)
+    if (awaited[i] == 0) ready.push_back(static_cast<Item>(i));
+  for (;;) {
+    glance();
+    while (!ready.empty() || !over.empty()) {
+      if (!over.empty()) {
+        const Item i = over.back();
+        over.pop_back();
+        nodes_[static_cast<size_t>(i)].seconds = now - nodes_[static_cast<size_t>(i)].begin;
+        tell(i, false);
+        continue;
+      }
+      const Item i = ready.back();
+      ready.pop_back();
+      Node& node = nodes_[static_cast<size_t>(i)];
+      node.begin = now;
+      tell(i, true);
+      if (node.seconds <= 0) {
+        over.push_back(i);
+        continue;
+      }
+      Progress& mine = progress[static_cast<size_t>(i)];
+      mine = {.left = node.seconds, .since = now};
+      if (first_use_[static_cast<size_t>(i)] == kNobody) {
+        mine.rate = 1;
+        ends.push({now + node.seconds, i, mine.version});
+      }
+      each_use(i, [&](const Use& use) {
+        machines_[static_cast<size_t>(use.machine)].running.push_back(i);
+        change(static_cast<size_t>(use.machine));
+      });
+    }
+    for (const size_t m : changed) kinds[m] = running_on(machines_[m], static_cast<int32_t>(m));
+    for (const size_t m : changed) {
+      machines_[m].changed = false;
+      for (const Item i : machines_[m].running) {
+        double rate = 1;
+        each_use(i, [&](const Use& use) {
+          const auto on = static_cast<size_t>(use.machine);
+          rate = std::min(rate, (*machines_[on].rates)[kinds[on]][static_cast<size_t>(use.kind)]);
+        });
+        Progress& mine = progress[static_cast<size_t>(i)];
+        if (rate == mine.rate) continue;
+        mine.left -= (now - mine.since) * mine.rate;
+        mine.since = now, mine.rate = rate;
+        ends.push({now + std::max(0.0, mine.left) / rate, i, ++mine.version});
+      }
+    }
+    changed.clear();
+    while (!ends.empty() && ends.top().version != progress[static_cast<size_t>(ends.top().item)].version) ends.pop();
+    if (ends.empty()) return;
+    now = ends.top().time;
+    const Item ended = ends.top().item;
+    ends.pop();
+    each_use(ended, [&](const Use& use) {
+      Machine& m = machines_[static_cast<size_t>(use.machine)];
+      std::erase(m.running, ended);
+      change(static_cast<size_t>(use.machine));
+    });
+    over.push_back(ended);
+  }
 }
 
 }  // namespace whale

@@ -2,6 +2,7 @@
 // are walked by handing it their items; it knows nothing of either.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -34,6 +35,15 @@ class Clock {
   // `item` begins when `before` has ended; when it has begun.
   void after(Item item, Item before) { wait(item, before, false); }
   void after_begin(Item item, Item before) { wait(item, before, true); }
+
+  // Items of a machine that run beside each other slow each other down. Of a second of each kind, what is done in one
+  // second, by the kinds that run (a bit each); above 0 of those that do.
+  static constexpr int kKinds = 5;
+  using Rates = std::array<std::array<double, kKinds>, 1 << kKinds>;
+  // `rates` outlive the clock.
+  size_t machine(const Rates& rates);
+  // The item takes of the machine what this kind does; one of several machines goes on as on the slowest.
+  void runs_on(Item item, size_t machine, int kind);
 
   // Each item waits for the next one; the last one for the first (circle), or for a message, free capacity or a member
   // that never comes. Empty: everything ends.
@@ -68,7 +78,20 @@ class Clock {
     std::vector<size_t> there = {};  // members who have come, per item
   };
 
+  struct Machine {
+    const Rates* rates;
+    unsigned kinds = 0;  // of all its items
+    std::vector<Item> running = {};
+    bool changed = false;
+  };
+  struct Use {
+    int32_t machine;
+    int32_t kind;
+    int32_t next;
+  };
+
   void wait(Item item, Item before, bool begun);
+  void run_beside();
   void wait_for_message(Item item, const std::vector<Item>& messages, int64_t number);
   Item add(double seconds);
   Item on(size_t resource, Item item);
@@ -78,6 +101,9 @@ class Clock {
   std::vector<Item> last_;  // per resource
   std::vector<Channel> channels_;
   std::vector<Place> places_;
+  std::vector<Machine> machines_;
+  std::vector<Use> uses_;
+  std::vector<int32_t> first_use_;  // per item, as far as there are any; kNobody: none
 };
 
 }  // namespace whale

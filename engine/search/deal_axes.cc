@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -23,12 +24,13 @@ namespace {
 // a profile says what it takes by size.
 struct StageWork {
   std::vector<OpCost> costs;
-  std::vector<OpShape> shapes;   // where there is a profile
+  std::vector<OpShape> shapes;  // where there is a profile
+  std::vector<std::optional<Product>> products;
   std::vector<int64_t> extents;  // the coarsest that a split may cut, of each op; 1: none
   double parameters = 0;         // bytes that are trained, whatever the batch
 };
 
-// Seconds of the work by the part of it, as measured.
+// Seconds of the work by the part of it, as measured or by a device's curve.
 class WorkByPart {
  public:
   // of(part): seconds; asked at each octave once.
@@ -53,9 +55,9 @@ class WorkByPart {
 };
 
 struct Timed {
-  double start = 0, all = 0;  // seconds: of all instructions' starts and the update; of the work
-  std::shared_ptr<const WorkByPart> measured = {};
-  double seconds(double part) const { return start + (measured ? measured->at(part) : all * part); }
+  double start = 0, all = 0;                       // seconds: of all instructions' starts and the update; of the work
+  std::shared_ptr<const WorkByPart> by_part = {};  // in place of all * part
+  double seconds(double part) const { return start + (by_part ? by_part->at(part) : all * part); }
 };
 
 bool is_split(const MeshAxis& axis) { return axis.name == "split"; }
@@ -102,6 +104,7 @@ class Dealer {
       StageWork& mine = work_[static_cast<size_t>(tasks.mesh_of_stage[static_cast<size_t>(stage)])];
       const OpView view = view_of(graph, op);
       mine.costs.push_back(cost_of(view));
+      mine.products.push_back(product_of(view, mine.costs.back()));
       if (tasks.cost.measured) mine.shapes.push_back(shape_of(view, mine.costs.back()));
       int64_t coarsest = 0;
       const std::vector<Factor>& list = factors.of(op).list;
@@ -127,12 +130,18 @@ class Dealer {
 
  private:
   // `splits`: of an axis of a split, whose parts are of the parameters too.
-  Timed timed(size_t mesh, const DeviceSpec& device, bool splits) const {
+  const Timed& timed(size_t mesh, const DeviceSpec& device, bool splits) const {
     const DeviceRates rates = tasks_.cost.rates_of(device, options_.half);
+    for (const auto& [m, s, known, time] : timed_)
+      if (m == mesh && s == splits && known == rates) return time;
+    return std::get<Timed>(timed_.emplace_back(mesh, splits, rates, timed_by(mesh, rates, splits)));
+  }
+
+  Timed timed_by(size_t mesh, const DeviceRates& rates, bool splits) const {
     Timed out;
-    if (rates.measured != nullptr)
-      out.measured = std::make_shared<WorkByPart>([&](double part) {
-        if (!rates.measured->layers.empty()) return layer_seconds(mesh, rates, part);
+    if (rates.measured != nullptr || rates.curve != nullptr)
+      out.by_part = std::make_shared<WorkByPart>([&](double part) {
+        if (rates.measured != nullptr && !rates.measured->layers.empty()) return layer_seconds(mesh, rates, part);
         double all = 0;
         for (size_t i = 0; i < work_[mesh].costs.size(); ++i) all += seconds_of(mesh, i, rates, part);
         return all;
@@ -143,7 +152,7 @@ class Dealer {
     }
     out.start *= tasks_.cost.passes * static_cast<double>(options_.micro_batches);
     out.all *= tasks_.cost.passes;
-    if (out.measured) out.start = 0, out.all = out.measured->at(1);
+    if (out.by_part) out.start = 0, out.all = out.by_part->at(1);
     double ways = 1;
     for (const MeshAxis& axis : tasks_.meshes[mesh].axes)
       if (is_split(axis)) ways *= static_cast<double>(axis.size);
@@ -186,7 +195,8 @@ class Dealer {
       if (*known[i])
         return (passes > 0 ? passes : tasks_.cost.passes) * micro_batches * (*known[i])->at(part / micro_batches);
     }
-    return tasks_.cost.passes * op_seconds({cost.flops * part, cost.bytes * part}, rates);
+    const auto micro_batches = static_cast<double>(std::max<int64_t>(1, options_.micro_batches));
+    return tasks_.cost.passes * micro_batches * op_seconds(cost, work_[mesh].products[i], rates, part / micro_batches);
   }
 
   bool may_deal(size_t m, size_t a) const {
@@ -408,6 +418,7 @@ class Dealer {
   // Of the ops of a mesh, by what the profile has of a device; made when asked for.
   mutable std::map<std::pair<const MeasuredDevice*, size_t>, std::vector<std::shared_ptr<std::optional<MeasuredTimes>>>>
       times_;
+  mutable std::list<std::tuple<size_t, bool, DeviceRates, Timed>> timed_;  // by mesh, kind of axis and rates
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "cost/measured.h"
+#include "simulate/beside.h"
 #include "simulate/layer_seconds.h"
 #include "simulate/rates.h"
 
@@ -65,8 +66,8 @@ class MeasuredSeconds {
 };
 
 std::vector<Event> events_of(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
-                             const Duration& duration) {
-  PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), Walked::kAll, duration);
+                             const Duration& duration, const Besides& besides = {}) {
+  PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), Walked::kAll, duration, besides);
   if (const std::string stuck = walk.run(); !stuck.empty()) throw error(Code::kFailedPrecondition, "{}", stuck);
   std::vector<Event> events;
   for (const PlanWalk::Visit& v : walk.visits())
@@ -82,7 +83,9 @@ std::vector<Event> simulate(const Plan& plan, const Entry& entry, const Duration
   return events_of(e, peers_of(e), numbers(entry.rows.size()), duration);
 }
 
-OpShape measured_shape(const Instruction& i, const std::vector<Buffer>& buffers) {
+namespace {
+
+OpView operands_of(const Instruction& i, const std::vector<Buffer>& buffers) {
   OpView view;
   for (const auto& [list, types] : {std::pair(&i.in, &view.inputs), {&i.out, &view.outputs}})
     for (const BufferId b : *list) {
@@ -91,15 +94,42 @@ OpShape measured_shape(const Instruction& i, const std::vector<Buffer>& buffers)
       types->push_back(there ? TensorType{buffers[static_cast<size_t>(b)].dtype, buffers[static_cast<size_t>(b)].dims}
                              : TensorType{});
     }
+  if (const work::Kernel* kernel = i.kernel()) view.code = kernel->op, view.attrs = &kernel->attrs;
+  return view;
+}
+
+}  // namespace
+
+OpShape measured_shape(const Instruction& i, const std::vector<Buffer>& buffers) {
+  const OpView view = operands_of(i, buffers);
   const OpCost cost{i.flops, i.bytes};
-  if (const work::Kernel* kernel = i.kernel()) {
-    view.code = kernel->op, view.attrs = &kernel->attrs;
-    return shape_of(view, cost);
-  }
+  if (i.kernel() != nullptr) return shape_of(view, cost);
   const TensorType moved =
       view.outputs.empty() ? (view.inputs.empty() ? TensorType{} : view.inputs[0]) : view.outputs[0];
   return shape_of(i.verb(), moved.dtype, element_count(moved.dims), cost);
 }
+
+namespace {
+
+// Of kernels that are products, by the curves of devices. Each is worked out once for each type.
+class ProductSeconds {
+ public:
+  explicit ProductSeconds(const Entries& e) : e_(e) {}
+
+  double of(const Instruction& i, int32_t device, const DeviceRates& rates) {
+    const OpCost cost{i.flops, i.bytes};
+    if (i.kernel() == nullptr || i.in.size() < 2) return op_seconds(cost, rates);
+    const auto [at, fresh] = known_[rates.curve].try_emplace(&i);
+    if (fresh) at->second = op_seconds(cost, product_of(operands_of(i, e_.program(device).buffers), cost), rates);
+    return at->second;
+  }
+
+ private:
+  const Entries e_;
+  std::unordered_map<const DeviceCurve*, std::unordered_map<const Instruction*, double>> known_;
+};
+
+}  // namespace
 
 double makespan(const std::vector<Event>& events) {
   double end = 0;
@@ -109,7 +139,8 @@ double makespan(const std::vector<Event>& events) {
 
 Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry) {
   return [rates = std::make_shared<PlanRates>(cost, plan, entry), e = Entries{plan, entry},
-          measured = std::make_shared<MeasuredSeconds>(Entries{plan, entry})](const Instruction& i, int32_t device) {
+          measured = std::make_shared<MeasuredSeconds>(Entries{plan, entry}),
+          products = std::make_shared<ProductSeconds>(Entries{plan, entry})](const Instruction& i, int32_t device) {
     const auto& buffers = e.program(device).buffers;
     const auto bytes = [&](const BufferIds& list) {
       double sum = 0;
@@ -129,7 +160,8 @@ Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry)
         const DeviceRates mine = rates->device(device, half);
         if (mine.measured != nullptr)
           if (const std::optional<double> seconds = measured->of(i, device, mine)) return *seconds;
-        return op_seconds({i.flops, i.bytes}, mine);
+        if (mine.curve != nullptr) return products->of(i, device, mine);
+        return op_seconds(OpCost{i.flops, i.bytes}, mine);
       }
     }
     const auto& collective = *i.as<work::Collective>();
@@ -155,7 +187,7 @@ std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t m
   }
   if (steps > most) return std::nullopt;
   const CostModel cost = cost_of(plan);
-  times.events = events_of(e, peers, times.classes, seconds_by(cost, plan, entry));
+  times.events = events_of(e, peers, times.classes, seconds_by(cost, plan, entry), besides_of(plan, entry));
   times.seconds = makespan(times.events);
   return times;
 }

@@ -13,11 +13,11 @@
 namespace whale {
 namespace {
 
-constexpr std::array<std::string_view, kWorks> kColumns{"compute_n", "g2g_mb", "h2d_mb", "d2h_mb"};  // by Work
+constexpr std::array<std::string_view, kLoads> kColumns{"compute_n", "g2g_mb", "h2d_mb", "d2h_mb"};  // by Load
 
 struct Row {
   std::string gpu, world, topology;
-  PerWork<double> amounts;
+  PerLoad<double> amounts;
   double seconds, spread;
   int64_t inter;
   int parts() const {
@@ -33,7 +33,7 @@ Row read_row(const Csv& csv, size_t at) {
   row.topology = fmt::format("{} intra {} inter {}", row.world, csv.whole(at, "intra"), row.inter);
   row.seconds = csv.number(at, "latency_ms") * 1e-3;
   row.spread = csv.has("std_ms") ? csv.number(at, "std_ms") * 1e-3 : 0;
-  for (int w = 0; w < kWorks; ++w) row.amounts[w] = csv.number(at, kColumns[w]);
+  for (int w = 0; w < kLoads; ++w) row.amounts[w] = csv.number(at, kColumns[w]);
   if (row.seconds <= 0) throw invalid("{}, row {}: latency_ms is 0, expected a time above it", csv.path, at + 1);
   if (!row.parts())
     throw invalid("{}, row {}: nothing ran, expected an amount above 0 in {}", csv.path, at + 1,
@@ -72,15 +72,15 @@ class Fit {
 class Alone {
  public:
   void add(const Row& row) {
-    for (int w = 0; w < kWorks; ++w) {
+    for (int w = 0; w < kLoads; ++w) {
       if (row.amounts[w] <= 0) continue;
       for (const std::string& key : keys(row, w)) fits_[{key, w}].add(row.amounts[w], row.seconds, row.spread);
     }
   }
   // Nothing where no row had that part alone.
-  std::optional<PerWork<double>> of(const Row& row) const {
-    PerWork<double> out{};
-    for (int w = 0; w < kWorks; ++w) {
+  std::optional<PerLoad<double>> of(const Row& row) const {
+    PerLoad<double> out{};
+    for (int w = 0; w < kLoads; ++w) {
       if (row.amounts[w] <= 0) continue;
       for (const std::string& key : keys(row, w)) {
         const auto at = fits_.find({key, w});
@@ -96,9 +96,9 @@ class Alone {
  private:
   // The best first.
   static std::vector<std::string> keys(const Row& row, int w) {
-    switch (static_cast<Work>(w)) {
-      case Work::kCompute: return {row.gpu};
-      case Work::kLink: return {row.topology};
+    switch (static_cast<Load>(w)) {
+      case Load::kCompute: return {row.gpu};
+      case Load::kLink: return {row.topology};
       default: return {row.topology, row.world, row.gpu};
     }
   }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "cluster/device_types.h"
 #include "validate/csv.h"
 
 namespace whale {
@@ -33,7 +34,7 @@ GpuSheet parse_gpu_sheet(const std::string& content, const std::string& path) {
 }
 
 GpuSheet Curves::sheet_of(const std::string& gpu) const {
-  if (const GpuSheet* known = gpu_sheet(gpu)) return *known;
+  if (const DeviceType* known = find_gpu(gpu)) return known->sheet;
   if (!folder_.empty()) {
     std::error_code failed;
     std::vector<std::string> paths;

@@ -11,7 +11,7 @@ namespace whale {
 class Curves {
  public:
   // `folder`: of JSON files with Device, Mem_Bw (GB/s), Num_Sm, SingleFLOPs or SingleFLOPsMM (GFLOP/s), L2Cache (MiB),
-  // for GPUs that cost/gpu_sheet.h does not know; empty: none.
+  // for GPUs that cluster/device_types.h does not know; empty: none.
   explicit Curves(std::string folder) : folder_(std::move(folder)) {}
 
   // Throws for a GPU without a sheet.

@@ -11,7 +11,7 @@ from test_cli import GPT, MLP, WHALE, whale
 
 EMPTY = [("model", "mlp", "-o"), ("model", "mlp", "-o", "{f}/x.whale", "--strategy"), ("model", "mlp", "-o", "{f}/x.whale", "--optimizer"),
          *((command, "{f}/m.whale", option) for command, options in {
-             "inspect": ["--level"], "plan": ["-o", "--devices", "--strategy", "--fetch", "--offload", "--recompute", "--init-dir", "--report", "--trace", "--measured"],
+             "inspect": ["--level"], "simulate": ["--trace", "--report", "--measured", "--cluster"], "plan": ["-o", "--devices", "--cluster", "--strategy", "--fetch", "--offload", "--recompute", "--init-dir", "--report", "--trace", "--measured"],
              "run": ["--save", "--load", "--data", "--trace", "--report", "--devices", "--strategy", "--seed"], "verify": ["--plan", "--data", "--strategy"],
              "bench": ["--data", "--name"], "launch": ["--hosts", "--address", "--output-dir"]}.items() for option in options)]
 

@@ -331,3 +331,14 @@ def test_a_browser_draws_it(tmp_path):
         dark = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
         subprocess.run([*browser, *dark, f"--screenshot={tmp_path}/{scheme}.png", f"file://{tmp_path}/r.html"], capture_output=True, timeout=120, check=True)
         assert (tmp_path / f"{scheme}.png").stat().st_size > 20_000
+
+
+def test_what_simulate_writes_is_what_plan_writes(tmp_path):
+    whale("model", *MLP, "-o", tmp_path / "m.whale")
+    for command, devices in (("plan", "--devices"), ("simulate", "--cluster")):
+        whale(command, tmp_path / "m.whale", devices, "V100-32GB:2", "--strategy", "replica", "--report", tmp_path / f"{command}.html", "--trace", tmp_path / f"{command}.json")
+    assert (tmp_path / "plan.html").read_text() == (tmp_path / "simulate.html").read_text()
+    events = json.loads((tmp_path / "simulate.json").read_text())
+    assert events == json.loads((tmp_path / "plan.json").read_text())
+    step = json.loads(whale("simulate", tmp_path / "m.whale", "--devices", "V100-32GB:2", "--strategy", "replica", "--json"))["seconds"]
+    assert max(e["ts"] + e["dur"] for e in events["traceEvents"] if e["ph"] == "X") == pytest.approx(1e6 * step, rel=1e-3)

@@ -92,12 +92,113 @@ std::vector<double> fixed_point(const World& w) {
   return begin;
 }
 
+// Who takes what of which machine, by task; of a meeting, what all its members take.
+struct Beside {
+  Clock::Rates rates{};
+  size_t machines = 0;
+  struct Use {
+    size_t machine;
+    int kind;
+  };
+  std::vector<std::vector<Use>> uses;
+};
+
+// From one begin or end to the next, looking at everything each time.
+std::vector<std::pair<double, double>> flow(const World& w, const Beside& b) {
+  const size_t n = w.tasks.size();
+  struct State {
+    bool begun = false, ended = false;
+    double begin = 0, end = 0, left = 0;
+  };
+  std::vector<State> states(n);
+  double now = 0;
+  // A meeting is its members together.
+  const auto members = [&](size_t i) {
+    std::vector<size_t> out;
+    if (w.tasks[i].kind != Task::kMeet) return std::vector<size_t>{i};
+    std::map<size_t, size_t> visits;
+    const auto visit_of = [&](size_t k) {
+      size_t before = 0;
+      for (size_t j = 0; j < k; ++j)
+        before += w.tasks[j].kind == Task::kMeet && w.tasks[j].where == w.tasks[k].where &&
+                  w.tasks[j].member == w.tasks[k].member;
+      return before;
+    };
+    for (size_t j = 0; j < n; ++j)
+      if (w.tasks[j].kind == Task::kMeet && w.tasks[j].where == w.tasks[i].where && visit_of(j) == visit_of(i))
+        out.push_back(j);
+    return out;
+  };
+  const auto number = [&](size_t i, Task::Kind kind) {
+    size_t before = 0;
+    for (size_t j = 0; j < i; ++j) before += w.tasks[j].kind == kind && w.tasks[j].where == w.tasks[i].where;
+    return before;
+  };
+  const auto nth = [&](size_t k, Task::Kind kind, size_t where) {
+    for (size_t j = 0; j < n; ++j)
+      if (w.tasks[j].kind == kind && w.tasks[j].where == where && k-- == 0) return j;
+    return n;
+  };
+  const auto may = [&](size_t i) {
+    for (size_t j = 0; j < i; ++j)
+      if (w.tasks[j].resource == w.tasks[i].resource && !states[j].ended) return false;
+    for (const size_t o : w.tasks[i].ended)
+      if (!states[o].ended) return false;
+    for (const size_t o : w.tasks[i].begun)
+      if (!states[o].begun) return false;
+    if (w.tasks[i].kind == Task::kTake)
+      if (!states[nth(number(i, Task::kTake), Task::kSend, w.tasks[i].where)].ended) return false;
+    if (w.tasks[i].kind == Task::kSend)
+      if (const auto c = static_cast<size_t>(w.channels[w.tasks[i].where]); number(i, Task::kSend) >= c)
+        if (!states[nth(number(i, Task::kSend) - c, Task::kTake, w.tasks[i].where)].ended) return false;
+    return true;
+  };
+  for (;;) {
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (size_t i = 0; i < n; ++i) {
+        if (states[i].begun) continue;
+        const std::vector<size_t> all = members(i);
+        if (!std::ranges::all_of(all, may)) continue;
+        double longest = 0;
+        for (const size_t k : all) longest = std::max(longest, w.tasks[k].seconds);
+        for (const size_t k : all) states[k] = {true, longest <= 0, now, now, longest};
+        changed = true;
+      }
+    }
+    std::vector<unsigned> kinds(b.machines);
+    for (size_t i = 0; i < n; ++i)
+      if (states[i].begun && !states[i].ended)
+        for (const auto& use : b.uses[i]) kinds[use.machine] |= 1u << use.kind;
+    std::vector<double> rate(n, 1);
+    double step = 1e300;
+    for (size_t i = 0; i < n; ++i) {
+      if (!states[i].begun || states[i].ended) continue;
+      for (const size_t k : members(i))
+        for (const auto& use : b.uses[k])
+          rate[i] = std::min(rate[i], b.rates[kinds[use.machine]][static_cast<size_t>(use.kind)]);
+      step = std::min(step, states[i].left / rate[i]);
+    }
+    if (step == 1e300) break;
+    now += step;
+    for (size_t i = 0; i < n; ++i) {
+      State& s = states[i];
+      if (!s.begun || s.ended) continue;
+      s.left -= step * rate[i];
+      if (s.left < 1e-9) s.ended = true, s.end = now;
+    }
+  }
+  std::vector<std::pair<double, double>> out;
+  for (const State& s : states) out.emplace_back(s.begin, s.end);
+  return out;
+}
+
 struct Run {
-  std::vector<double> begin;
+  std::vector<double> begin, end = {};
   std::vector<Clock::Item> items;
   Clock::Stuck stuck;
 };
-Run run(const World& w) {
+Run run(const World& w, const Beside& beside = {}) {
   Clock clock;
   for (size_t r = 0; r < w.resources; ++r) clock.resource();
   for (const int64_t capacity : w.channels) clock.channel(capacity);
@@ -112,8 +213,11 @@ Run run(const World& w) {
     for (const size_t o : w.tasks[i].ended) clock.after(out.items[i], out.items[o]);
     for (const size_t o : w.tasks[i].begun) clock.after_begin(out.items[i], out.items[o]);
   }
+  for (size_t m = 0; m < beside.machines; ++m) clock.machine(beside.rates);
+  for (size_t i = 0; i < beside.uses.size(); ++i)
+    for (const auto& use : beside.uses[i]) clock.runs_on(out.items[i], use.machine, use.kind);
   out.stuck = clock.run();
-  for (const Clock::Item i : out.items) out.begin.push_back(clock.begin(i));
+  for (const Clock::Item i : out.items) out.begin.push_back(clock.begin(i)), out.end.push_back(clock.end(i));
   return out;
 }
 
@@ -187,6 +291,53 @@ TEST_CASE("the clock of random work is its fixed point, and it is stuck exactly 
     }));
   CHECK(ended > 20);
   CHECK(stuck > 20);
+}
+
+TEST_CASE("random work on machines that it shares flows as it does step by step, and is never faster than alone") {
+  int slower = 0;
+  CHECK(rc::check("beside", [&] {
+    const World w = random_world(true);
+    const std::vector<double> alone = fixed_point(w);
+    RC_PRE(std::find(alone.begin(), alone.end(), -1) == alone.end());
+    Beside beside;
+    beside.machines = static_cast<size_t>(*rc::gen::inRange(1, 4));
+    for (unsigned running = 1; running < beside.rates.size(); ++running)
+      for (int kind = 0; kind < Clock::kKinds; ++kind)
+        beside.rates[running][static_cast<size_t>(kind)] =
+            running == 1u << kind ? 1.0 : 1.0 / *rc::gen::element(1.0, 1.5, 2.0, 4.0);
+    for (size_t i = 0; i < w.tasks.size(); ++i) {
+      beside.uses.emplace_back();
+      if (*rc::gen::inRange(0, 6) == 0) continue;
+      beside.uses.back().push_back({static_cast<size_t>(*rc::gen::inRange(0, static_cast<int>(beside.machines))),
+                                    *rc::gen::inRange(0, Clock::kKinds)});
+    }
+    const std::vector<std::pair<double, double>> want = flow(w, beside);
+    const Run got = run(w, beside), free = run(w);
+    RC_ASSERT(got.stuck.items.empty());
+    for (size_t i = 0; i < want.size(); ++i) {
+      RC_ASSERT(std::abs(got.begin[i] - want[i].first) < 1e-6);
+      RC_ASSERT(std::abs(got.end[i] - want[i].second) < 1e-6);
+      RC_ASSERT(got.end[i] > free.end[i] - 1e-6);
+      slower += got.end[i] > free.end[i] + 1e-6;
+    }
+  }));
+  CHECK(slower > 100);
+}
+
+TEST_CASE("two kinds of work on one machine, by hand") {
+  Clock::Rates rates{};
+  for (auto& each : rates) each.fill(1);
+  rates[0b11] = {0.5, 0.25, 1, 1, 1};
+  Clock clock;
+  const size_t compute = clock.resource(), link = clock.resource(), machine = clock.machine(rates);
+  const Clock::Item first = clock.work(compute, 4), message = clock.work(link, 1), second = clock.work(compute, 4);
+  for (const Clock::Item i : {first, second}) clock.runs_on(i, machine, 0);
+  clock.runs_on(message, machine, 1);
+  CHECK(clock.run().items.empty());
+  CHECK(clock.end(message) == 4);  // a quarter of a second's work in each
+  CHECK(clock.end(first) == 6);    // 2 of 4 done by then
+  CHECK(clock.begin(second) == 6);
+  CHECK(clock.end(second) == 10);
 }
 
 TEST_CASE("1f1b handed to the clock by itself: (p - 1) / m of the work is bubble, with a capacity of 1 a channel") {

@@ -3,6 +3,7 @@
 #include <rapidcheck.h>
 
 #include "unit/caught.h"
+#include "cluster/device_types.h"
 #include "cost/curve.h"
 #include "validate/validate.h"
 #include "unit/validate_kit.h"
@@ -40,7 +41,8 @@ double size() { return static_cast<double>(*rc::gen::inRange(1, 5000)); }
 const DeviceCurve& some_curve() {
   static const std::vector<DeviceCurve> curves = [] {
     std::vector<DeviceCurve> out;
-    for (const GpuSheet& sheet : gpu_sheets()) out.push_back(curve_of(sheet));
+    for (const DeviceType& type : device_types())
+      if (type.is_gpu()) out.push_back(curve_of(type.sheet));
     return out;
   }();
   return curves[static_cast<size_t>(*rc::gen::inRange<int>(0, static_cast<int>(curves.size())))];
@@ -122,7 +124,9 @@ TEST_CASE("curves: more work is never faster, none beats the sheet") {
 }
 
 TEST_CASE("curves: what knows FLOPs and bytes only agrees for large operands") {
-  for (const GpuSheet& sheet : gpu_sheets()) {
+  for (const DeviceType& type : device_types()) {
+    if (!type.is_gpu()) continue;
+    const GpuSheet& sheet = type.sheet;
     CAPTURE(sheet.name);
     const DeviceCurve curve = curve_of(sheet);
     const Product p{1, 128 * 256, 128 * 256, 8192};

@@ -1,4 +1,4 @@
-// Work that runs together: rates of progress, their bounds, and rows of a table.
+// Load that runs together: rates of progress, their bounds, and rows of a table.
 #include <rapidcheck.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 const std::string kHeader = "gpu,world,intra,inter,compute_n,m,k,g2g_mb,h2d_mb,d2h_mb,latency_ms,std_ms\n";
 
-constexpr PerWork<bool> kComputeAndCopy{true, false, true, false};
+constexpr PerLoad<bool> kComputeAndCopy{true, false, true, false};
 
 }  // namespace
 
@@ -31,7 +31,7 @@ TEST_CASE("interference: two kinds, by hand") {
   CHECK(together_seconds({0, 4, 2, 0}, i, true) == doctest::Approx(2 + 3.5));
   CHECK(together_seconds({0, 0, 3, 6}, i, false) == doctest::Approx(6));
   CHECK(together_seconds({}, i, true) == 0);
-  const PerWork<double> rates = progress_rates(kComputeAndCopy, i, false);
+  const PerLoad<double> rates = progress_rates(kComputeAndCopy, i, false);
   CHECK(rates[0] == doctest::Approx(0.5));
   CHECK(rates[1] == 0);
   CHECK(rates[2] == 1);
@@ -48,14 +48,14 @@ TEST_CASE("interference: between the longest part and the sum, and monotone") {
     const Interference i{constant(), constant(), constant(), constant(),
                          constant(), constant(), constant(), constant()};
     const bool far = *rc::gen::arbitrary<bool>();
-    PerWork<double> alone;
+    PerLoad<double> alone;
     for (double& seconds : alone) seconds = *rc::gen::inRange(0, 100) * 0.1;
     const double together = together_seconds(alone, i, far);
     const double sum = std::accumulate(alone.begin(), alone.end(), 0.);
     RC_ASSERT(together >= std::ranges::max(alone) * (1 - 1e-9));
     RC_ASSERT(together <= sum * (1 + 1e-9));
-    PerWork<double> half;
-    for (int w = 0; w < kWorks; ++w) half[w] = alone[w] / 2;
+    PerLoad<double> half;
+    for (int w = 0; w < kLoads; ++w) half[w] = alone[w] / 2;
     RC_ASSERT(std::abs(together_seconds(half, i, far) - together / 2) <= 1e-9 * (1 + together));  // no scale of its own
   }));
 }

@@ -8,6 +8,7 @@
 #include "file.h"
 #include "flight.h"
 #include "models.h"
+#include "pictures.h"
 #include "prove.h"
 #include "runner.h"
 
@@ -247,8 +248,7 @@ void add_plan(CLI::App& app, int& exit_code) {
   struct State {
     std::string path, out;
     PlanArguments arguments;
-    std::string report, trace;
-    std::vector<std::string> measured;
+    Pictures pictures;
     bool all = false, reshards = false, choices = false, estimate = false, candidates = false, pareto = false;
     bool json = false, prove = false;
   };
@@ -290,22 +290,7 @@ void add_plan(CLI::App& app, int& exit_code) {
       ->excludes("--choices")
       ->excludes("--estimate")
       ->excludes("--output");
-  auto* report = command
-                     ->add_option("--report", state->report,
-                                  "write the plan as a page for a browser, which needs no network: cluster, timeline, "
-                                  "shares and why, reshards")
-                     ->excludes("--estimate");
-  command
-      ->add_option("--measured", state->measured,
-                   "timelines that `whale run --trace` wrote for this plan, one of each rank: in the report they stand "
-                   "beside the predicted one")
-      ->allow_extra_args(false)
-      ->needs(report);
-  command
-      ->add_option("--trace", state->trace,
-                   "write the predicted timeline of a step, as `whale run --trace` writes a measured one (open at "
-                   "ui.perfetto.dev)")
-      ->excludes("--estimate");
+  for (CLI::Option* each : state->pictures.add_options(*command)) each->excludes("--estimate");
   command
       ->add_flag("--pareto", state->pareto,
                  "of the strategies that auto looks through, those of which none is both faster and cheaper")
@@ -323,10 +308,7 @@ void add_plan(CLI::App& app, int& exit_code) {
   add_plan_options(*command, state->arguments);
   command->callback([state, &exit_code] {
     if (!state->out.empty()) check_target(state->out, "--output", {state->path});
-    std::vector<std::string> read = state->measured;
-    read.push_back(state->path);
-    if (!state->report.empty()) check_target(state->report, "--report", read);
-    if (!state->trace.empty()) check_target(state->trace, "--trace", read);
+    state->pictures.check(state->path);
     const Engine engine = make_engine(state->arguments.init_dir);
     if (state->estimate || state->candidates || state->pareto) {
       if (kind_of(state->path) == FileKind::kPlan)
@@ -351,16 +333,7 @@ void add_plan(CLI::App& app, int& exit_code) {
                                           : text(whale_plan_summary, p))
                             .c_str());
     if (state->prove) exit_code = print_proof(p, false, stderr);
-    if (!state->report.empty()) {
-      std::vector<std::string> traces;
-      for (const std::string& path : state->measured) traces.push_back(read_file(path));
-      write_file(state->report, report_of(p, traces));
-      std::fprintf(stderr, "wrote %s\n", shown(state->report).c_str());
-    }
-    if (!state->trace.empty()) {
-      write_file(state->trace, text(whale_plan_timeline_json, p));
-      std::fprintf(stderr, "wrote %s\n", shown(state->trace).c_str());
-    }
+    state->pictures.write(p);
     if (state->out.empty()) return;
     check(whale_plan_save(p, str(state->out)));
     std::fprintf(stderr, "wrote %s\n", state->out.c_str());

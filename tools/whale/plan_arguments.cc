@@ -221,7 +221,7 @@ std::string as_argument(const std::vector<std::string>& names) {
 void add_plan_options(CLI::App& command, PlanArguments& a) {
   const size_t before = command.get_options().size();
   command.add_option(
-      "--devices", a.devices,
+      "--devices,--cluster", a.devices,
       "cpu:N, cpu@CORES*K, ref:N, lag:N, null:N, joined by commas; with their memory null-80GB:N (default cpu:1)");
   command.add_option("--strategy", a.strategy, "of unannotated ops, such as 'replica(3, shares=[3,2,1])'");
   command.add_option("--precision", a.precision, "f32, bf16, f16, f64 (ref devices); default: the model's");
