@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -116,14 +117,56 @@ void read_devices(const Place& at, std::vector<DeviceSpec>& out) {
   out.insert(out.end(), static_cast<size_t>(count ? count->count(kMostDevices) : 1), one[0]);
 }
 
+// Sites, by name, in the order in which nodes name them first.
+class Zones {
+ public:
+  explicit Zones(const Place& file) : known_(file.find("zones")) {
+    if (!known_) return;
+    if (!known_->json->is_object() || known_->json->empty()) known_->bad("an object with a zone in it");
+    for (const auto& [name, value] : known_->json->items()) {
+      const Place zone{&value, known_->where + "." + brief(name, 40)};
+      zone.only({"network"});
+      const auto network = zone.find("network");
+      if (!network) zone.bad("a network in it: what connects it with other zones, such as \"5Gb/s@30ms\"");
+      across_[name] = link(*network);
+    }
+  }
+
+  // Of a node; without zones all are in one.
+  void put(const Place& node, std::vector<DeviceSpec>& devices) {
+    const auto named = node.find("zone");
+    if (!named && !known_) return;
+    if (!named) node.bad("a zone in it, since the file has zones");
+    const std::string name = named->text();
+    const auto across = across_.find(name);
+    if (across == across_.end()) named->bad("the name of one of the file's zones");
+    if (const auto at = std::ranges::find(order_, name); at != order_.end() && at + 1 != order_.end())
+      named->bad("the zone of the node before it, or one that no node had: the nodes of a zone are listed together");
+    if (order_.empty() || order_.back() != name) order_.push_back(name);
+    for (DeviceSpec& d : devices) d.zone = static_cast<int>(order_.size()) - 1, d.figures.across = across->second;
+  }
+
+  void check() const {
+    for (const auto& [name, across] : across_)
+      if (std::ranges::find(order_, name) == order_.end())
+        throw invalid("cluster file: zones.{} has no nodes", brief(name, 40));
+  }
+
+ private:
+  const std::optional<Place> known_;
+  std::map<std::string, LinkRates> across_;
+  std::vector<std::string> order_;
+};
+
 std::vector<DeviceSpec> of_nodes(const Place& file) {
-  file.only({"nodes"});
+  file.only({"nodes", "zones"});
+  Zones zones(file);
   std::vector<DeviceSpec> out;
   int nodes = 0;
   bool connected = true;
   std::string first_alone;
   for (const Place& node : file.find("nodes")->list()) {
-    node.only({"name", "count", "devices", "inside", "network"});
+    node.only({"name", "count", "devices", "inside", "network", "zone"});
     std::vector<DeviceSpec> devices;
     const auto list = node.find("devices");
     if (!list) node.bad("devices in it");
@@ -135,6 +178,7 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
       links.put(d.figures);
       if (d.figures.network.bytes_per_second <= 0 && connected) connected = false, first_alone = node.where;
     }
+    zones.put(node, devices);
     const auto count = node.find("count");
     const int64_t times = count ? count->count(kMostDevices) : 1;
     if (std::ssize(out) + times * std::ssize(devices) > kMostDevices)
@@ -142,6 +186,7 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
     for (int64_t k = 0; k < times; ++k, ++nodes)
       for (DeviceSpec d : devices) d.node = nodes, out.push_back(std::move(d));
   }
+  zones.check();
   if (nodes > 1 && !connected)
     throw invalid(
         "cluster file: {} has no network, and there are {} nodes; say what connects it, such as "

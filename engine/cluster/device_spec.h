@@ -39,6 +39,7 @@ struct DeviceSpec {
   std::vector<int> cores;    // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
   int index = 0;             // kCuda: ordinal; kLag, kLagCpu: seed of its delays
   int node = 0;              // of the cluster: which machine; numbered as listed
+  int zone = 0;              // of the cluster: which site; its nodes are listed together
   bool named = false;        // the cores were named by hand (cpu@CORES): these and no others
   int64_t memory_bytes = 0;  // that a plan may take; 0: not said
   std::string type = {};     // "V100-32GB": of the table of device types; empty: not said

@@ -35,6 +35,7 @@ struct DeviceFigures {
   LinkRates host = {};        // with the memory of its host
   LinkRates inside = {};      // with a device of its node, each way
   LinkRates network = {};     // of its node with other nodes, each way: all devices of the node share it
+  LinkRates across = {};      // of its zone with other zones, each way: all devices of the zone share it
   double price_per_hour = 0;  // in any currency, of all devices the same
 
   bool known() const { return f32_flops_per_second > 0; }
@@ -55,8 +56,10 @@ void each_figure_of_device(F&& f, Visit&& visit) {
   visit("inside.latency_seconds", f.inside.latency_seconds);
   visit("network.bytes_per_second", f.network.bytes_per_second);
   visit("network.latency_seconds", f.network.latency_seconds);
+  visit("across.bytes_per_second", f.across.bytes_per_second);
+  visit("across.latency_seconds", f.across.latency_seconds);
   visit("price_per_hour", f.price_per_hour);
 }
-inline constexpr size_t kFiguresOfDevice = 12;
+inline constexpr size_t kFiguresOfDevice = 14;
 
 }  // namespace whale

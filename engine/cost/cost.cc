@@ -43,13 +43,19 @@ LinkRates slower(const LinkRates& a, const LinkRates& b) {
 }
 
 // The slower of both ends, as far as they are known.
-LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing, const LinkRates& usual) {
+LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing, int64_t of_zone,
+                       const LinkRates& usual) {
   const bool inside = from.node == to.node;
   const LinkRates& a = inside ? from.figures.inside : from.figures.network;
   const LinkRates& b = inside ? to.figures.inside : to.figures.network;
   if (a.bytes_per_second <= 0 && b.bytes_per_second <= 0) return usual;
   LinkRates out = a.bytes_per_second <= 0 ? b : b.bytes_per_second <= 0 ? a : slower(a, b);
   if (!inside) out.bytes_per_second /= static_cast<double>(std::max<int64_t>(1, sharing));
+  if (from.zone != to.zone && from.figures.across.bytes_per_second > 0 && to.figures.across.bytes_per_second > 0) {
+    LinkRates across = slower(from.figures.across, to.figures.across);
+    across.bytes_per_second /= static_cast<double>(std::max<int64_t>(1, of_zone));
+    out = slower(out, across);
+  }
   return out;
 }
 
@@ -80,7 +86,7 @@ CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const
     first = false;
     if (d == 0) continue;
     const bool inside = devices[d].node == devices[d - 1].node;
-    const LinkRates here = link_between(devices[d - 1], devices[d], 1, usual.link);
+    const LinkRates here = link_between(devices[d - 1], devices[d], 1, 1, usual.link);
     if (inside == pairs)
       link = d == 1 ? here : slower(link, here);
     else if (inside)
@@ -117,8 +123,8 @@ LinkRates CostModel::host_of(const DeviceSpec& d) const {
   return d.figures.host.bytes_per_second > 0 ? d.figures.host : host;
 }
 
-LinkRates CostModel::between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing) const {
-  return link_between(from, to, sharing, link);
+LinkRates CostModel::between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing, int64_t of_zone) const {
+  return link_between(from, to, sharing, of_zone, link);
 }
 
 OpCost operator+(const OpCost& a, const OpCost& b) { return {a.flops + b.flops, a.bytes + b.bytes}; }

@@ -84,7 +84,7 @@ Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
   }
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
                           write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named,
-                          d.memory_bytes, type, figures);
+                          d.memory_bytes, type, figures, d.zone);
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -286,6 +286,7 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
     out.cores.push_back(static_cast<int>(f.range(core, 0, 65535, "a device's core")));
   out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
   out.node = static_cast<int>(f.range(t->node(), 0, 65535, "a device's node"));
+  out.zone = static_cast<int>(f.range(t->zone(), 0, 65535, "a device's zone"));
   out.named = t->named();
   out.memory_bytes = f.range(t->memory_bytes(), 0, kMostDeviceMemory, "a device's memory");
   if (t->type() != nullptr) out.type = f.name(t->type(), "a device's type");

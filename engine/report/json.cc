@@ -124,6 +124,7 @@ Json entry(const Plan& plan, const Entry& e) {
 
 Json json_of(const DeviceSpec& d) {
   Json out{{"kind", name_of(d.kind)}, {"name", to_string(d)}, {"node", d.node}, {"memory_bytes", d.memory_bytes}};
+  if (d.zone != 0) out["zone"] = d.zone;
   if (!d.type.empty()) out["type"] = d.type;
   if (d.figures != DeviceFigures{}) {
     Json figures = Json::object();

@@ -23,21 +23,28 @@ PlanRates::PlanRates(const CostModel& cost, const Plan& plan, const Entry& entry
 
 std::vector<LinkRates> PlanRates::rates_of_parts(const Group& group) const {
   const auto node_of = [&](int32_t d) { return plan_.devices[static_cast<size_t>(d)].node; };
-  std::map<int, int64_t> through;  // node -> parts that leave it
-  for (const auto& part : group.parts) {
-    std::set<int> nodes;
-    for (const int32_t d : part) nodes.insert(node_of(d));
-    if (nodes.size() > 1)
-      for (const int node : nodes) ++through[node];
-  }
+  const auto zone_of = [&](int32_t d) { return plan_.devices[static_cast<size_t>(d)].zone; };
+  // Parts that leave a node, or a zone, by its number.
+  const auto leaving = [&](const auto& place_of) {
+    std::map<int, int64_t> out;
+    for (const auto& part : group.parts) {
+      std::set<int> places;
+      for (const int32_t d : part) places.insert(place_of(d));
+      if (places.size() > 1)
+        for (const int place : places) ++out[place];
+    }
+    return out;
+  };
+  std::map<int, int64_t> through = leaving(node_of), through_zone = leaving(zone_of);
   std::vector<LinkRates> out;
   for (const auto& part : group.parts) {
     LinkRates slowest = cost_.link;
     for (size_t k = 0; k < part.size() && part.size() > 1; ++k) {
       const int32_t a = part[k], b = part[(k + 1) % part.size()];
       const int64_t sharing = std::max(through[node_of(a)], through[node_of(b)]);
+      const int64_t of_zone = std::max(through_zone[zone_of(a)], through_zone[zone_of(b)]);
       const LinkRates here =
-          cost_.between(plan_.devices[static_cast<size_t>(a)], plan_.devices[static_cast<size_t>(b)], sharing);
+          cost_.between(plan_.devices[static_cast<size_t>(a)], plan_.devices[static_cast<size_t>(b)], sharing, of_zone);
       slowest = k == 0 ? here
                        : LinkRates{std::min(slowest.bytes_per_second, here.bytes_per_second),
                                    std::max(slowest.latency_seconds, here.latency_seconds)};
@@ -57,13 +64,16 @@ int64_t PlanRates::members(int32_t group, int32_t device) const {
 
 std::map<int32_t, LinkRates> PlanRates::rates_of_link(const Link& link) const {
   const auto spec = [&](int32_t d) -> const DeviceSpec& { return plan_.devices[static_cast<size_t>(d)]; };
-  std::map<int, std::set<int32_t>> leaving;  // node -> its devices that send to others
-  for (const Transfer& t : link.transfers)
+  std::map<int, std::set<int32_t>> leaving, leaving_zone;  // node, zone -> its devices that send to others
+  for (const Transfer& t : link.transfers) {
     if (spec(t.from).node != spec(t.to).node) leaving[spec(t.from).node].insert(t.from);
+    if (spec(t.from).zone != spec(t.to).zone) leaving_zone[spec(t.from).zone].insert(t.from);
+  }
   std::map<int32_t, LinkRates> out;
   for (const Transfer& t : link.transfers) {
     if (t.from == t.to) continue;
-    const LinkRates here = cost_.between(spec(t.from), spec(t.to), std::ssize(leaving[spec(t.from).node]));
+    const LinkRates here = cost_.between(spec(t.from), spec(t.to), std::ssize(leaving[spec(t.from).node]),
+                                         std::ssize(leaving_zone[spec(t.from).zone]));
     const auto [at, fresh] = out.try_emplace(t.from, here);
     if (!fresh && here.bytes_per_second < at->second.bytes_per_second) at->second = here;
   }

@@ -102,6 +102,20 @@ TEST_CASE("cluster files: what is wrong is named with its place") {
   refused(R"({"nodes": [{"devices": [{"device": "ref"}], "network": "quick"}]})", "no rate of a link");
   refused(R"({"nodes": [{"count": 2, "devices": [{"device": "ref", "flops_per_second": {"f32": 1e9}}]}]})",
           "has no network");
+  refused(R"({"zones": {}, "nodes": [{"devices": [{"type": "T4"}]}]})", "an object with a zone");
+  refused(R"({"zones": {"a": {}}, "nodes": [{"zone": "a", "devices": [{"type": "T4"}]}]})",
+          "zones.a is {}, expected a network");
+  refused(R"({"zones": {"a": {"network": "1Gb/s"}}, "nodes": [{"devices": [{"type": "T4"}]}]})", "a zone in it");
+  refused(R"({"zones": {"a": {"network": "1Gb/s"}}, "nodes": [{"zone": "b", "devices": [{"type": "T4"}]}]})",
+          "nodes[0].zone is \"b\", expected the name");
+  refused(R"({"zones": {"a": {"network": "1Gb/s"}, "b": {"network": "1Gb/s"}},
+              "nodes": [{"zone": "a", "devices": [{"type": "T4"}]}]})",
+          "zones.b has no nodes");
+  refused(R"({"zones": {"a": {"network": "1Gb/s"}, "b": {"network": "1Gb/s"}},
+              "nodes": [{"zone": "a", "devices": [{"type": "T4"}]}, {"zone": "b", "devices": [{"type": "T4"}]},
+                        {"zone": "a", "devices": [{"type": "T4"}]}]})",
+          "listed together");
+  refused(R"({"nodes": [{"zone": "a", "devices": [{"type": "T4"}]}]})", "the name of one of the file's zones");
   refused(R"({"nodes": [{"count": 60000, "devices": [{"type": "T4", "count": 60000}]}]})", "more than 65536");
 }
 
@@ -139,6 +153,38 @@ TEST_CASE("rates: parts that leave a node at once share its network") {
 }
 
 // The same figures on all devices are those of a profile: the same times.
+TEST_CASE("rates: what is between zones is slower than what is between their nodes, and all of a zone share it") {
+  const std::vector<DeviceSpec> devices = devices_of_json(R"({
+      "zones": {"west": {"network": "8Gb/s@20ms"}, "east": {"network": "4Gb/s@10ms"}},
+      "nodes": [{"zone": "west", "count": 2, "devices": [{"type": "T4", "count": 2}], "network": "80Gb/s@20us"},
+                {"zone": "east", "devices": [{"type": "T4", "count": 2}], "network": "80Gb/s@20us"}]})");
+  REQUIRE(devices.size() == 6);
+  CHECK(devices[0].zone == 0);
+  CHECK(devices[3].zone == 0);
+  CHECK(devices[4].zone == 1);
+  const CostModel cost(devices, 1, kMachineOfCores);
+  CHECK(cost.between(devices[0], devices[2]).bytes_per_second == doctest::Approx(10e9));
+  CHECK(cost.between(devices[0], devices[4]) == LinkRates{0.5e9, 20e-3});
+  CHECK(cost.between(devices[0], devices[4], 2, 2).bytes_per_second == doctest::Approx(0.25e9));
+  CHECK(cost.between(devices[0], devices[4], 100, 2).bytes_per_second == doctest::Approx(0.1e9));  // the node's is less
+
+  // Gradients of the pairs {0, 3}, {1, 4}, {2, 5}: two of three leave the zone of their first.
+  CompileOptions options;
+  options.strategy = "replica(2) > split(3)";
+  const Plan plan = compile(small::mlp(6, OptimizerKind::kSgd, 6, 12).g, devices, options);
+  const PlanRates rates(cost, plan, plan.entries[0]);
+  bool seen = false;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (plan.groups[g].parts.size() != 3) continue;
+    seen = true;
+    CHECK(rates.group(static_cast<int32_t>(g), 1).bytes_per_second == doctest::Approx(0.25e9));
+    CHECK(rates.group(static_cast<int32_t>(g), 0).bytes_per_second > 1e9);  // inside the zone
+  }
+  CHECK(seen);
+  const std::vector<uint8_t> file = serialize(plan);
+  CHECK(deserialize(file.data(), file.size()).devices == plan.devices);
+}
+
 TEST_CASE("rates: devices with the profile's own figures take the profile's times") {
   const small::Model m = small::gpt();
   std::vector<DeviceSpec> with = parse_devices("null:4", {0});
