@@ -81,7 +81,7 @@ Plan with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devic
   if (!found || !with_warmup(graph, options, found->depths)) return plan;
   const auto before = times_of(plan, plan.entries[0], kMostSteps);
   if (!before) return plan;
-  while (found->depths != found->usual) {
+  for (; found->is_deeper(); found->halve()) {
     std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
     with->options.dump = {};
     Plan deeper = make_plan(with->graph, devices, with->options, plan.memory_price, true);
@@ -93,8 +93,6 @@ Plan with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devic
                                          seconds_text(before->seconds)));
       return deeper;
     }
-    for (size_t s = 0; s < found->depths.size(); ++s)
-      found->depths[s] = found->usual[s] + (found->depths[s] - found->usual[s]) / 2;
   }
   return plan;
 }

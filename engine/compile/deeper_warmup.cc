@@ -116,10 +116,19 @@ std::optional<WithWarmup> with_warmup(const Graph& graph, const CompileOptions& 
   return out;
 }
 
+bool knows_devices(const std::vector<DeviceSpec>& devices, const Profile& profile) {
+  return profile.measured != nullptr ||
+         std::ranges::any_of(devices, [](const DeviceSpec& d) { return d.figures.known(); });
+}
+
+void DeeperWarmup::halve() {
+  for (size_t s = 0; s < depths.size(); ++s) depths[s] = usual[s] + (depths[s] - usual[s]) / 2;
+}
+
 std::optional<DeeperWarmup> deeper_warmup(const Plan& plan) {
-  const bool known = plan.profile.measured != nullptr ||
-                     std::ranges::any_of(plan.devices, [](const DeviceSpec& d) { return d.figures.known(); });
-  if (!known || plan.meshes.size() < 2 || plan.micro_batches < 2 || plan.entries.empty()) return std::nullopt;
+  if (!knows_devices(plan.devices, plan.profile) || plan.meshes.size() < 2 || plan.micro_batches < 2 ||
+      plan.entries.empty())
+    return std::nullopt;
   const auto micro_batches = static_cast<int>(plan.micro_batches);
   const std::vector<Stage> stages = Stages(plan).all();
   std::vector<StageTimes> times;

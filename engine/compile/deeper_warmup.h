@@ -28,7 +28,10 @@ std::optional<WithWarmup> with_warmup(const Graph& graph, const CompileOptions& 
 struct DeeperWarmup {
   std::vector<int> depths, usual;
   std::string why;  // for a note, without its end
+  bool is_deeper() const { return depths != usual; }
+  void halve();  // of what is deeper, rounded down: for less memory
 };
 std::optional<DeeperWarmup> deeper_warmup(const Plan& plan);
+bool knows_devices(const std::vector<DeviceSpec>& devices, const Profile& profile);
 
 }  // namespace whale

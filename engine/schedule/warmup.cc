@@ -44,7 +44,7 @@ class Walk {
       : m_(m), times_(times), links_(links) {
     for (size_t s = 0; s < times.size(); ++s) {
       stages_.push_back({.order = StageOrder(m, warmup[s]), .taken = unknown(), .ended = unknown(), .sent = unknown()});
-      if (s > 0) capacity_ = std::max(capacity_, warmup[s - 1] - warmup[s] - 1);
+      if (s > 0) capacity_ = std::max(capacity_, (warmup[s - 1] - warmup[s] + 1) / 2);
     }
   }
 
@@ -203,6 +203,11 @@ class WarmupSearch {
         out.push_back(step);
         for (s = 0; s < stages && step[s] == 1; ++s) step[s] = -1;
         if (s < stages) ++step[s];
+      }
+      for (size_t a = 1; a < stages; ++a) {  // which may take two
+        std::fill(step.begin(), step.end(), 0);
+        std::fill_n(step.begin(), a, 2);
+        out.push_back(step);
       }
       return out;
     }

@@ -38,7 +38,7 @@ struct Warmup {
 // least deep that are within a quarter of it. Candidates are the depths that let a micro-batch come back after a whole
 // number of periods, for every period that is not much shorter than the slowest stage's passes, and what is reached
 // from the best by steps of one, on any of up to five stages at once, of more on stages beside each other, as long as
-// these gain.
+// these gain; of the first stages by two as well.
 Warmup find_warmup(int micro_batches, std::span<const StageTimes> times, std::span<const LinkTimes> links,
                    std::span<const int> most, double worth = 0);
 

@@ -3,8 +3,8 @@
 #include "schedule/warmup.h"
 
 #include <doctest/doctest.h>
-#include <rapidcheck.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -17,8 +17,11 @@
 #include "simulate/simulate.h"
 #include "unit/caught.h"
 #include "unit/golden.h"
+#include "unit/property.h"
 
 using namespace whale;
+using golden::Gpt;
+using golden::graph_of;
 
 namespace {
 
@@ -99,8 +102,9 @@ TEST_CASE("a warm-up is as many micro-batches alive, and takes a channel's capac
           int fall = 0;
           for (int s = 1; s < p; ++s) fall = std::max(fall, depths[s - 1] - depths[s]);
           const int capacity = capacity_needed(schedule);
-          CHECK(capacity <= std::max(1, fall - 1));
-          if (fall > 2) CHECK(capacity == fall - 1);
+          // What the stage before has sent and not been thanked for lies in the two channels between them.
+          CHECK(capacity <= std::max(1, (fall + 1) / 2));
+          if (fall > 2) CHECK(capacity == (fall + 1) / 2);
           const std::vector<LivePeak> peaks = live_peaks(schedule);
           for (int s = 0; s < p; ++s) CHECK(peaks[s].activations == depths[s]);
         });
@@ -166,7 +170,7 @@ TEST_CASE("without slow links the warm-up stays as 1f1b has it, and its time is 
 }
 
 TEST_CASE("property: the depths that are found take no longer than any, and are no deeper than needed") {
-  rc::prop("find_warmup is the best of all depths", [] {
+  CHECK(whale::test::holds("find_warmup is the best of all depths", 300, [] {
     const Problem a = problem();
     const auto p = static_cast<int>(a.times.size());
     const std::vector<int> usual = usual_warmup(p, a.m);
@@ -182,13 +186,11 @@ TEST_CASE("property: the depths that are found take no longer than any, and are 
       if (mine > best + 1e-9 || (mine > best - 1e-9 && total(depths) >= least)) return;
       best = std::min(best, mine), least = total(depths);
     });
-    // A step that gains only together with two others apart from each other may be missed.
-    RC_ASSERT(found.seconds <= 1.02 * best);
-    RC_CLASSIFY(found.seconds > best + 1e-9, "missed");
     RC_CLASSIFY(found.depths != usual, "deeper");
+    RC_ASSERT(found.seconds < best + 1e-6);
+    RC_ASSERT(total(found.depths) == least);
     for (size_t s = 0; s < usual.size(); ++s) RC_ASSERT(found.depths[s] <= std::max(usual[s], a.most[s]));
-    if (found.seconds < best + 1e-9) RC_ASSERT(total(found.depths) == least);
-  });
+  }));
 }
 
 namespace {
@@ -209,14 +211,83 @@ Graph model(int64_t batch, int64_t layers) {
 
 }  // namespace
 
-TEST_CASE("the clock of a warm-up is that of the plan's own instructions") {
-  const Graph graph = model(24, 6);
-  for (const char* network : {"100Gb/s@1us", "8Gb/s@20us", "3Gb/s@20us"})
-    for (const char* warmup : {"[3,2,1]", "[4,2,1]", "[5,3,1]", "[6,4,2]"}) {
-      CAPTURE(network);
-      CAPTURE(warmup);
-      const Plan plan = compile(graph, parse_devices(fmt::format("3xV100-16GB:1~{}", network), {0}),
-                                with(fmt::format("pipeline(3, micro_batches=8, warmup={})", warmup)));
-      CHECK(simulated(plan) > 0);
-    }
+TEST_CASE("a plan's warm-up is deeper where links are slow, and faster by its own instructions") {
+  const Graph graph = model(32, 6);
+  struct Case {
+    const char *devices, *strategy;
+    bool deeper;
+  };
+  for (const Case& c : {Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8)", true},
+                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8, schedule=1f1b)", true},
+                        Case{"2xV100-16GB:2~10Gb/s@20us", "replica(2) > pipeline(2, micro_batches=8)", false},
+                        Case{"2xV100-16GB:2~10Gb/s@20us", "pipeline(2, micro_batches=8) > replica(2)", true},
+                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8, schedule=gpipe)", false},
+                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8, warmup=[3,2,1])", false},
+                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=2)", false},
+                        Case{"V100-16GB:3", "pipeline(3, micro_batches=8)", false},
+                        Case{"null:3", "pipeline(3, micro_batches=8)", false}}) {
+    CAPTURE(c.devices);
+    CAPTURE(c.strategy);
+    const std::vector<DeviceSpec> devices = parse_devices(c.devices, {0});
+    const Plan plan = compile(graph, devices, with(c.strategy));
+    const auto is_why = [](const std::string& note) { return has(note, "forward passes before their first backward"); };
+    CHECK(std::ranges::any_of(plan.notes, is_why) == c.deeper);
+    const bool written = has(c.strategy, "warmup");
+    CHECK(has(plan.strategy, "warmup=[") == (c.deeper || written));
+    if (!c.deeper) continue;
+    // The same text with the usual depths is slower, and the one that was found is the plan again.
+    std::string usual = c.strategy;
+    usual.insert(usual.find(')'), has(usual, "(3") ? ", warmup=[3,2,1]" : ", warmup=[2,1]");
+    CHECK(simulated(plan) < (1 - kWorthDeeper) * simulated(compile(graph, devices, with(usual))));
+    Plan again = compile(graph, devices, with(plan.strategy));
+    CHECK(print(again.entries[0].programs[0]) == print(plan.entries[0].programs[0]));
+    CHECK(again.model_hash == plan.model_hash);
+    // Another batch is planned with the same depths, from a file too.
+    const std::vector<uint8_t> bytes = serialize(plan);
+    const Entry half = compile_entry(deserialize(bytes.data(), bytes.size()), "train", 16);
+    CHECK(half.programs[0].schedule.size() == plan.entries[0].programs[0].schedule.size());
+    for (size_t row = 0; row < half.programs[0].schedule.size(); ++row)
+      CHECK(half.programs[0].schedule[row].micro_batch == plan.entries[0].programs[0].schedule[row].micro_batch);
+  }
+}
+
+TEST_CASE("a warm-up is no deeper than memory has room for, and as deep as it has") {
+  const Graph graph = model(32, 6);
+  const char* strategy = "pipeline(3, micro_batches=8)";
+  std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~10Gb/s@20us", {0});
+  const Plan roomy = compile(graph, devices, with(strategy));
+  const Plan usual = compile(graph, devices, with("pipeline(3, micro_batches=8, warmup=[3,2,1])"));
+  const auto held = [](const Plan& plan) { return memory_of(plan, plan.entries[0], 0).device.total(); };
+  REQUIRE(held(roomy) > held(usual));
+  devices[0].memory_bytes = held(usual);
+  CHECK(compile(graph, devices, with(strategy)).strategy == strategy);
+  devices[0].memory_bytes = held(roomy);
+  CHECK(held(compile(graph, devices, with(strategy))) == held(roomy));
+  // More micro-batches alive, of as many bytes each as their buffers say.
+  const auto depth = [](const Plan& plan) {
+    int32_t most = 0;
+    for (const Buffer& b : plan.entries[0].programs[0].buffers) most = std::max(most, b.versions);
+    return most;
+  };
+  CHECK(depth(usual) == 3);
+  CHECK(depth(roomy) > 3);
+}
+
+TEST_CASE("a pipeline that is annotated gets its warm-up in its scope; the model is the same one") {
+  Graph graph = model(32, 6);
+  Scope pipeline;
+  pipeline.kind = ScopeKind::kPipeline, pipeline.count = 3, pipeline.micro_batches = 8;
+  pipeline.parent = 0;
+  graph.scopes.insert(graph.scopes.begin() + 1, pipeline);
+  for (size_t s = 2; s < graph.scopes.size(); ++s) graph.scopes[s].parent = graph.scopes[s].parent + 1;
+  for (Op& op : graph.ops) op.scope = op.scope + 1;
+  const std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~10Gb/s@20us", {0});
+  const Plan plan = compile(graph, devices, {});
+  CHECK(has(plan.strategy, "warmup=["));
+  CHECK(has(plan.source.scopes[1].schedule, "["));
+  Graph fast = graph;
+  CHECK(compile(fast, parse_devices("V100-16GB:3", {0}), {}).model_hash == plan.model_hash);
+  // Twice the same scope is none that could be said deeper.
+  graph.scopes.push_back(graph.scopes[1]);
+  CHECK(!with_warmup(graph, {}, {3, 2, 1}));
 }
