@@ -7,6 +7,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
+#include "schedule/schedule.h"
 #include "schema/graph_file.h"
 
 using namespace whale;        // NOLINT
@@ -85,7 +86,8 @@ std::string graph_json(const Graph& g) {
                       {"by", s.by},
                       {"factor", s.factor},
                       {"micro_batches", s.micro_batches},
-                      {"schedule", s.schedule},
+                      {"schedule", read_schedule(s.schedule).name},
+                      {"warmup", read_schedule(s.schedule).warmup},
                       {"virtual_stages", s.virtual_stages},
                       {"device_order", s.device_order},
                       {"devices", s.devices}});

@@ -371,7 +371,7 @@ typedef struct whale_scope_options {
   whale_str by;           /* replica: "sample" (default), "micro_batch" */
   whale_str factor;       /* split */
   int64_t micro_batches;  /* pipeline; at most the batch */
-  whale_str schedule;     /* pipeline */
+  whale_str schedule;     /* pipeline; a name, with depths of a warm-up behind it where they are given: "1f1b[3,2,1]" */
   int64_t virtual_stages; /* pipeline: on each device */
   whale_str device_order; /* replica, cluster */
   whale_str devices;      /* cluster */

@@ -10,6 +10,7 @@
 #include "cluster/devices.h"
 #include "grad/passes.h"
 #include "plan/groups.h"
+#include "schedule/schedule.h"
 #include "schema/graph_file.h"
 
 namespace whale {
@@ -223,6 +224,12 @@ int64_t batch_of(const Graph& graph) {
 }
 
 void check_micro_batches(const Graph& source, const TaskGraphs& tasks, int64_t micro_batches) {
+  if (const Ints depths = read_schedule(tasks.schedule).warmup;
+      !depths.empty() && depths[0] > std::max<int64_t>(micro_batches, 1))
+    throw invalid(
+        "strategy '{}': stage 0 is to run {} forward passes before its first backward one, and there are {} "
+        "micro-batches; give depths of at most so many, or more micro-batches",
+        brief(tasks.strategy), depths[0], micro_batches);
   const int64_t batch = batch_of(source);
   if (micro_batches <= 1) return;
   if (batch == 0)

@@ -9,6 +9,7 @@
 #include "base/watch.h"
 #include "compile/automatic.h"
 #include "compile/checks.h"
+#include "compile/deeper_warmup.h"
 #include "compile/device_orders.h"
 #include "compile/estimate.h"
 #include "compile/passes.h"
@@ -20,6 +21,7 @@
 #include "report/fit.h"
 #include "report/notes.h"
 #include "schema/graph_file.h"
+#include "simulate/simulate.h"
 
 namespace whale {
 namespace {
@@ -68,6 +70,30 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
         memory_price));
   check_limits(plan);
   passes.after("plan", plan, true);
+  return plan;
+}
+
+// Or the same with a deeper warm-up, where links are slow: if that fits and the simulator finds it faster too.
+Plan with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                        Plan plan) {
+  constexpr size_t kMostSteps = 2'000'000;
+  std::optional<DeeperWarmup> found = deeper_warmup(plan);
+  if (!found || !with_warmup(graph, options, found->depths)) return plan;
+  const auto before = times_of(plan, plan.entries[0], kMostSteps);
+  if (!before) return plan;
+  for (; found->is_deeper(); found->halve()) {
+    std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
+    with->options.dump = {};
+    Plan deeper = make_plan(with->graph, devices, with->options, plan.memory_price, true);
+    if (shortage_of(deeper).bytes == 0) {
+      const auto after = times_of(deeper, deeper.entries[0], kMostSteps);
+      if (!after || after->seconds > (1 - kWorthDeeper) * before->seconds) break;
+      deeper.model_hash = plan.model_hash;
+      deeper.notes.push_back(fmt::format("{}. A step takes {} instead of {}.", found->why, seconds_text(after->seconds),
+                                         seconds_text(before->seconds)));
+      return deeper;
+    }
+  }
   return plan;
 }
 
@@ -146,7 +172,8 @@ std::optional<Plan> plan_in_other_order(const Graph& graph, const std::vector<De
 Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   const auto began = std::chrono::steady_clock::now();
   Nearest nearest;
-  if (std::optional<Plan> plan = plan_at_prices(graph, devices, options, nearest)) return std::move(*plan);
+  if (std::optional<Plan> plan = plan_at_prices(graph, devices, options, nearest))
+    return with_deeper_warmup(graph, devices, options, std::move(*plan));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return std::move(*plan);
   if (std::optional<Plan> plan = plan_in_other_order(graph, devices, options, nearest)) return std::move(*plan);

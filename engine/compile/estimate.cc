@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
+#include <utility>
 
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
 #include "compile/checks.h"
+#include "compile/deeper_warmup.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
 #include "lower/storage.h"
@@ -122,6 +125,58 @@ Estimate estimate_prepared(Prepared p, const std::vector<DeviceSpec>& devices, c
   return estimate_of(all.lg, all.plan);
 }
 
+// Whether messages between stages may take a part of a pass that is worth a thought, by counts: of what ops make for
+// other stages, and arithmetic.
+bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices) {
+  constexpr double kPart = 0.005;
+  const TaskGraphs& tasks = p.scoped.tasks;
+  const Graph& graph = p.scoped.graph;
+  std::vector<double> flops(tasks.stages()), bytes(tasks.stages());
+  std::set<std::pair<TensorId, int32_t>> seen;
+  for (const Op& op : graph.ops) {
+    flops[static_cast<size_t>(op.stage)] += cost_of(view_of(graph, op)).flops;
+    for (const TensorId id : op.inputs) {
+      const OpId made = id == kNone ? kNone : graph.tensor(id).producer;
+      if (made == kNone || graph.op(made).stage == op.stage || !seen.insert({id, op.stage}).second) continue;
+      bytes[static_cast<size_t>(graph.op(made).stage)] +=
+          static_cast<double>(element_count(graph.tensor(id).dims) * size_of(graph.tensor(id).dtype));
+    }
+  }
+  const auto present = [&](int32_t stage) {
+    std::vector<DeviceSpec> out;
+    for (const int32_t d : tasks.mesh(stage).devices)
+      if (d >= 0) out.push_back(devices[static_cast<size_t>(d)]);
+    return out;
+  };
+  for (int32_t s = 0; s + 1 < static_cast<int32_t>(tasks.stages()); ++s) {
+    const std::vector<DeviceSpec> from = present(s), to = present(s + 1);
+    double rate = 0;
+    for (const DeviceSpec& d : from) rate += tasks.cost.rates_of(d).flops_per_second;
+    const auto beside = std::ranges::count(from, from[0].node, &DeviceSpec::node);
+    const auto each =
+        bytes[static_cast<size_t>(s)] / static_cast<double>(from.size() * static_cast<size_t>(p.micro_batches));
+    const double work = flops[static_cast<size_t>(s)] / rate / static_cast<double>(p.micro_batches);
+    if (link_seconds(each, 1, tasks.cost.between(from[0], to[0], beside)) > kPart * work) return true;
+  }
+  return false;
+}
+
+// The estimate with the warm-up that a plan would have, where that is deeper than the usual one.
+std::optional<Estimate> with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                           const CompileOptions& options, double memory_price) {
+  if (!knows_devices(devices, options.profile) || !with_warmup(graph, options, {})) return std::nullopt;
+  const Prepared p = prepare(graph, devices, options, memory_price);
+  if (p.scoped.tasks.stages() < 2 || p.micro_batches < 2 || !links_may_be_slow(p, devices)) return std::nullopt;
+  Lowered usual = lowered(p, p.scoped, Detail::kFigures, devices, options, memory_price);
+  place_arenas(usual.plan);
+  for (std::optional<DeeperWarmup> found = deeper_warmup(usual.plan); found && found->is_deeper(); found->halve()) {
+    const std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
+    Estimate deeper = estimate_at(with->graph, devices, with->options, memory_price);
+    if (missing_bytes(deeper, devices) == 0) return deeper;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
@@ -187,7 +242,8 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
       const Estimate mine = estimate_at(graph, devices, options, price_of(options, k));
       const int64_t missing = missing_bytes(mine, devices);
       if (k == 0 || missing < missing_bytes(out, devices)) out = mine, price = price_of(options, k);
-      if (missing == 0) return out;
+      if (missing > 0) continue;
+      return with_deeper_warmup(graph, devices, options, price_of(options, k)).value_or(std::move(out));
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
     return other.missing < missing_bytes(out, devices) ? estimate_at(graph, devices, other.options, price) : out;

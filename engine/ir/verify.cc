@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "schedule/schedule.h"
 #include "ir/graph.h"
 #include "ir/learning_rate.h"
@@ -57,10 +58,11 @@ void check_scopes(const Graph& graph) {
       throw bad(fmt::format("scope '{}': a list of nests is of two or more replicas", told));
     if (!s.by.empty() && s.by != "sample" && s.by != "micro_batch")
       throw bad(fmt::format("scope '{}': by is '{}', expected 'sample' or 'micro_batch'", told, s.by));
-    const auto rules = schedule_rules();
-    if (!s.schedule.empty() &&
-        std::none_of(rules.begin(), rules.end(), [&](const auto& r) { return r.name == s.schedule; }))
-      throw bad(fmt::format("scope '{}': schedule is '{}', expected one of {}", told, s.schedule, schedule_names()));
+    try {
+      read_schedule(s.schedule);
+    } catch (const Error& e) {
+      throw bad(fmt::format("scope '{}': schedule is '{}': {}", told, brief(s.schedule), e.message()));
+    }
   }
 }
 

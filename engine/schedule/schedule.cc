@@ -3,18 +3,20 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "base/watch.h"
 
 namespace whale {
 
-#define WHALE_SCHEDULE(name, function, least, most, placement, split, doc) WorkOrders function(const PipelineShape&);
+#define WHALE_SCHEDULE(name, function, least, most, placement, split, warmup, doc) \
+  WorkOrders function(const PipelineShape&);
 #include "schedule/schedules.def"
 #undef WHALE_SCHEDULE
 
 std::span<const ScheduleRule> schedule_rules() {
   static constexpr ScheduleRule kRules[] = {
-#define WHALE_SCHEDULE(name, function, least, most, placement, split, doc) \
-  {name, function, least, most, VirtualStagePlacement::placement, split, doc},
+#define WHALE_SCHEDULE(name, function, least, most, placement, split, warmup, doc) \
+  {name, function, least, most, VirtualStagePlacement::placement, split, warmup, doc},
 #include "schedule/schedules.def"
 #undef WHALE_SCHEDULE
   };
@@ -27,14 +29,68 @@ std::string schedule_names() {
   return names;
 }
 
-const ScheduleRule& schedule_rule(std::string_view name) {
-  for (const ScheduleRule& rule : schedule_rules())
-    if (rule.name == name) return rule;
-  throw invalid("there is no pipeline schedule '{}', expected one of {}", name, schedule_names());
+ScheduleText read_schedule(std::string_view text) {
+  const size_t open = std::min(text.find('['), text.size());
+  const std::string_view name = text.substr(0, open);
+  const auto rules = schedule_rules();
+  if (!name.empty() && std::ranges::none_of(rules, [&](const ScheduleRule& rule) { return rule.name == name; }))
+    throw invalid("there is no pipeline schedule '{}', expected one of {}", brief(name), schedule_names());
+  ScheduleText out{.name = std::string(name), .warmup = {}};
+  if (open == text.size()) return out;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  for (size_t at = open + 1; at <= text.size();) {
+    const size_t end = std::min(text.find_first_of(",]", at), text.size());
+    const std::optional<int64_t> depth = whole_number(text.substr(at, end - at));
+    const bool last = end + 1 >= text.size();
+    if (!depth || *depth < 1 || *depth > kMost || end == text.size() || (text[end] == ']') != last)
+      throw invalid("'{}', expected whole numbers from 1 to {} in brackets, such as [3,2,1]", brief(text.substr(open)),
+                    kMost);
+    out.warmup.push_back(*depth);
+    at = end + 1;
+    if (last) break;
+  }
+  return out;
 }
 
-PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int virtual_stages) {
-  const ScheduleRule& rule = schedule_rule(name);
+std::string to_string(const ScheduleText& schedule) {
+  return schedule.warmup.empty() ? schedule.name
+                                 : fmt::format("{}[{}]", schedule.name, fmt::join(schedule.warmup, ","));
+}
+
+const ScheduleRule& schedule_rule(std::string_view text) {
+  const std::string name = read_schedule(text).name;
+  for (const ScheduleRule& rule : schedule_rules())
+    if (rule.name == name) return rule;
+  throw invalid("there is no pipeline schedule '{}', expected one of {}", brief(text), schedule_names());
+}
+
+void check_warmup(const ScheduleText& schedule, int64_t stages) {
+  const std::vector<int64_t>& depths = schedule.warmup;
+  if (depths.empty()) return;
+  const auto bad = [&](const std::string& what) {
+    return invalid("warmup [{}]: {}", brief(fmt::format("{}", fmt::join(depths, ","))), what);
+  };
+  if (!schedule_rule(schedule.name).takes_warmup) {
+    std::string takers;
+    for (const ScheduleRule& rule : schedule_rules())
+      if (rule.takes_warmup) takers += fmt::format("{}{}", takers.empty() ? "" : " or ", rule.name);
+    throw bad(
+        fmt::format("schedule '{}' has a warm-up of its own; leave warmup out, or take {}", schedule.name, takers));
+  }
+  if (std::ssize(depths) != stages)
+    throw bad(fmt::format("{} depths for {} stages; give one for each stage", depths.size(), stages));
+  for (size_t s = 1; s < depths.size(); ++s)
+    if (depths[s] > depths[s - 1])
+      throw bad(fmt::format(
+          "stage {} would wait for forward pass {} of stage {} before its first backward pass, and stage {} for that "
+          "backward pass before it runs it; give depths that do not rise from stage to stage",
+          s, depths[s] - 1, s - 1, s - 1));
+}
+
+PipelineSchedule make_schedule(std::string_view text, int stages, int micro_batches, int virtual_stages) {
+  const ScheduleText asked = read_schedule(text);
+  const std::string& name = asked.name;
+  const ScheduleRule& rule = schedule_rule(text);
   if (stages < 1) throw invalid("schedule '{}' has {} stages, expected at least 1", name, stages);
   if (micro_batches < 1) throw invalid("schedule '{}' has {} micro-batches, expected at least 1", name, micro_batches);
   if (virtual_stages == 0) virtual_stages = rule.min_virtual_stages;
@@ -44,8 +100,11 @@ PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batc
                                    : fmt::format("at least {}", rule.min_virtual_stages);
     throw invalid("schedule '{}' has {} virtual stages per device, expected {}", name, virtual_stages, wanted);
   }
-  PipelineSchedule schedule{.name = std::string(name),
-                            .shape = {stages, micro_batches, virtual_stages},
+  check_warmup(asked, stages);
+  std::vector<int> warmup;
+  for (const int64_t depth : asked.warmup) warmup.push_back(static_cast<int>(std::min<int64_t>(depth, micro_batches)));
+  PipelineSchedule schedule{.name = std::string(text),
+                            .shape = {stages, micro_batches, virtual_stages, std::move(warmup)},
                             .placement = rule.placement,
                             .split_backward = rule.split_backward,
                             .devices = {}};

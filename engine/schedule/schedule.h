@@ -30,6 +30,8 @@ struct PipelineShape {
   int stages = 1;
   int micro_batches = 1;
   int virtual_stages = 1;
+  // Of each stage: forward passes before the first backward one, so that as many micro-batches are alive on it at most.
+  std::vector<int> warmup = {};  // empty: as the schedule has it
   int total_stages() const { return stages * virtual_stages; }
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
@@ -58,17 +60,32 @@ struct ScheduleRule {
   int max_virtual_stages = 1;
   VirtualStagePlacement placement{};
   bool split_backward = false;
+  bool takes_warmup = false;  // how deep its warm-up is may be said
   std::string_view doc;
 };
 
 inline constexpr int kAnyVirtualStages = 1 << 20;
 
 std::span<const ScheduleRule> schedule_rules();
-const ScheduleRule& schedule_rule(std::string_view name);  // throws invalid with the names there are
-std::string schedule_names();                              // "gpipe, 1f1b, ..."
+std::string schedule_names();  // "gpipe, 1f1b, ..."
 
-// Any stages >= 1 and micro_batches >= 1; virtual stages 0 means the rule's least. Throws invalid.
-PipelineSchedule make_schedule(std::string_view name, int stages, int micro_batches, int virtual_stages = 0);
+// A schedule as scopes and tasks have it: a name, and how deep the warm-up of each stage is where somebody says so:
+// "1f1b", "1f1b[6,4,2,1]". Without a name, the default one is meant: "[6,4,2,1]".
+struct ScheduleText {
+  std::string name;
+  std::vector<int64_t> warmup;
+};
+ScheduleText read_schedule(std::string_view text);  // throws invalid, with the names there are
+std::string to_string(const ScheduleText& schedule);
+const ScheduleRule& schedule_rule(std::string_view text);  // by the name
+
+// Whether the depths are those of so many stages in a schedule that takes them: none deeper than the one before, which
+// would wait for a forward pass that stands behind a backward one that waits for it. Throws invalid.
+void check_warmup(const ScheduleText& schedule, int64_t stages);
+
+// Any stages >= 1 and micro_batches >= 1; virtual stages 0 means the rule's least. Depths are cut to the micro-batches
+// there are. Throws invalid.
+PipelineSchedule make_schedule(std::string_view text, int stages, int micro_batches, int virtual_stages = 0);
 
 // An item and the device that runs it.
 struct WorkSite {

@@ -1,6 +1,7 @@
 // What the schedules are written with: one device's order, where each virtual stage takes its micro-batches in turn.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,12 @@
 #include "schedule/schedule.h"
 
 namespace whale {
+
+// Forward passes before the first pair of one forward and one backward pass, of 1F1B and what follows it.
+inline int passes_ahead(const PipelineShape& shape, int stage) {
+  const int depth = shape.warmup.empty() ? shape.stages - stage : shape.warmup[static_cast<size_t>(stage)];
+  return std::min(shape.micro_batches, depth) - 1;
+}
 
 class WorkOrder {
  public:

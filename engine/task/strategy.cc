@@ -155,6 +155,17 @@ std::string shares_text(const Scope& s) {
   if (!text.empty()) text += "]";
   return s.shares.size() > columns ? "[" + text + "]" : text;
 }
+// The depths of a warm-up stand behind the schedule's name, in either order of the two parameters.
+void read_schedule_name(Scope& s, const Value& v) {
+  for (const ScheduleRule& rule : schedule_rules())
+    if (rule.name == v) return void(s.schedule = v + s.schedule);
+  throw invalid("'{}', expected one of {}", brief(v), schedule_names());
+}
+void read_warmup(Scope& s, const Value& v) {
+  if (!v.starts_with('[')) throw invalid("'{}', expected a list such as [3,2,1]", brief(v));
+  s.schedule += to_string(read_schedule(v));
+}
+std::string warmup_text(const Scope& s) { return to_string(ScheduleText{"", read_schedule(s.schedule).warmup}); }
 
 const Parameter kParameters[] = {
     {ScopeKind::kReplica, "count", true, read_replicas, replicas_text},
@@ -175,15 +186,11 @@ const Parameter kParameters[] = {
     {ScopeKind::kPipeline, "stages", true, read_count, count_text},
     {ScopeKind::kPipeline, "micro_batches", false, [](Scope& s, const Value& v) { s.micro_batches = number(v); },
      [](const Scope& s) { return s.micro_batches ? fmt::format("{}", s.micro_batches) : ""; }},
-    {ScopeKind::kPipeline, "schedule", false,
-     [](Scope& s, const Value& v) {
-       for (const ScheduleRule& rule : schedule_rules())
-         if (rule.name == v) return void(s.schedule = v);
-       throw invalid("'{}', expected one of {}", brief(v), schedule_names());
-     },
-     [](const Scope& s) { return s.schedule; }},
+    {ScopeKind::kPipeline, "schedule", false, read_schedule_name,
+     [](const Scope& s) { return read_schedule(s.schedule).name; }},
     {ScopeKind::kPipeline, "virtual_stages", false, [](Scope& s, const Value& v) { s.virtual_stages = number(v); },
      [](const Scope& s) { return s.virtual_stages ? fmt::format("{}", s.virtual_stages) : ""; }},
+    {ScopeKind::kPipeline, "warmup", false, read_warmup, warmup_text},
     {ScopeKind::kCluster, "devices", true, [](Scope& s, const Value& v) { s.devices = v; },
      [](const Scope& s) { return s.devices.empty() ? "" : "\"" + s.devices + "\""; }},
     {ScopeKind::kCluster, "device_order", false, [](Scope& s, const Value& v) { s.device_order = v; },

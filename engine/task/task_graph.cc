@@ -4,6 +4,8 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/text.h"
+#include "schedule/schedule.h"
 #include "task/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
@@ -152,6 +154,12 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
     write_stages(stages, graph, leaves, out);
     stage_devices = count_devices(leaves, out, leaves.list[pipeline->leaf], stages.meshes, there, empty);
     out.schedule = pipeline->scope.schedule;
+    try {
+      check_warmup(read_schedule(out.schedule), static_cast<int64_t>(stages.meshes));
+    } catch (const Error& e) {
+      const TaskLeaf& leaf = leaves.list[pipeline->leaf];
+      throw invalid("scope '{}' ({}): {}", brief(to_string(leaf.nest)), leaf.path, e.message()).at_scope(leaf.path);
+    }
     out.virtual_stages = pipeline->scope.virtual_stages;
     if (out.schedule == "interleaved" && out.virtual_stages == 1)
       out.notes.push_back(

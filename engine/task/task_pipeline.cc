@@ -89,6 +89,7 @@ std::optional<TaskPipeline> find_pipeline(const Graph& graph, const TaskLeaves& 
   Scope& scope = out.scope;
   const TaskLeaf& leaf = leaves.list[out.leaf];
   if (leaf.pipeline != SIZE_MAX) scope = leaf.nest[leaf.pipeline];
+  if (!scope.count) scope.count = std::ssize(read_schedule(scope.schedule).warmup);
   // Before anything is sized by them.
   if (scope.count > devices)
     refuse(leaf, fmt::format("wants {} stages, {} device(s) are there; give at most as many stages as devices",
@@ -97,9 +98,11 @@ std::optional<TaskPipeline> find_pipeline(const Graph& graph, const TaskLeaves& 
     refuse(leaf, fmt::format("wants {} virtual stages a device, the model has {} op(s); give fewer",
                              scope.virtual_stages, graph.ops.size()));
   join_siblings(graph, leaves, out);
-  if (scope.schedule.empty()) scope.schedule = scope.virtual_stages > 1 ? "interleaved" : "1f1b";
-  if (!scope.virtual_stages) scope.virtual_stages = schedule_rule(scope.schedule).min_virtual_stages;
-  make_schedule(scope.schedule, 1, 1, static_cast<int>(scope.virtual_stages));  // virtual stages are legal, or an error
+  ScheduleText schedule = read_schedule(scope.schedule);
+  if (schedule.name.empty()) schedule.name = scope.virtual_stages > 1 ? "interleaved" : "1f1b";
+  scope.schedule = to_string(schedule);
+  if (!scope.virtual_stages) scope.virtual_stages = schedule_rule(schedule.name).min_virtual_stages;
+  make_schedule(schedule.name, 1, 1, static_cast<int>(scope.virtual_stages));  // virtual stages are legal, or an error
   return out;
 }
 

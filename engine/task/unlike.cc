@@ -52,6 +52,10 @@ void check(const Scope& replicas, const std::vector<Inside>& inside, bool exact)
         throw unimplemented("scope '{}': '{}' takes whole micro-batches; inside of unlike replicas samples are cut",
                             brief(to_string(replicas)), told);
       if (scope.kind != ScopeKind::kPipeline) continue;
+      if (!read_schedule(scope.schedule).warmup.empty())
+        throw unimplemented(
+            "scope '{}': '{}' has the depths of a warm-up, which unlike replicas do not take yet; leave warmup out",
+            brief(to_string(replicas)), told);
       if (scope.virtual_stages > 1 || (!scope.schedule.empty() && schedule_rule(scope.schedule).min_virtual_stages > 1))
         throw unimplemented(
             "scope '{}': '{}' has several virtual stages on a device, which unlike replicas do not have yet; leave "

@@ -120,6 +120,7 @@ const std::vector<Case> kCases{
     {":3", "pipeline(3, micro_batches=M)"},
     {":2", "pipeline(2, micro_batches=M, schedule=gpipe)"},
     {":2", "pipeline(2, micro_batches=M, schedule=zb_h1)"},
+    {":2", "pipeline(2, micro_batches=M, warmup=[3,1])"},
     {":2", "pipeline(2, micro_batches=M, schedule=interleaved, virtual_stages=2)"},
     {":4", "replica(2) > pipeline(2, micro_batches=M)"},
     {":4", "replica(2, shares=[2,1]) > pipeline(2, micro_batches=M, schedule=zb_h1)", 2, Recompute::kFull},

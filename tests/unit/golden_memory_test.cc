@@ -136,6 +136,7 @@ TEST_CASE("golden: micro-batches in flight by schedule") {
   };
   const double layer = 64;  // sbh of a layer in f32
   for (const Case& c : {Case{"1f1b", {4, 3, 2, 1}, {4, 3, 2, 1}, ""}, Case{"gpipe", {8, 8, 8, 8}, {8, 8, 8, 8}, ""},
+                        Case{"1f1b, warmup=[7,5,2,1]", {7, 5, 2, 1}, {7, 5, 2, 1}, ""},
                         Case{"interleaved, virtual_stages=2", {5.5, 4.5, 3.5, 2.5}, {6, 6, 5, 3}, apart},
                         Case{"zb_h1", {4, 4, 4, 4}, {4, 6.25, 6.25, 6.25}, versions}}) {
     const How how{.devices = p,

@@ -67,6 +67,7 @@ TEST_CASE("lag: plans train what they train on devices that are in time") {
       {"replica", 2, {.zero = 3, .recompute = Recompute::kFull}, 2},
       {"pipeline(2, micro_batches=4)", 2, {}},
       {"pipeline(2, micro_batches=4, schedule=zb_h1) > split(2)", 4, {}},
+      {"pipeline(3, micro_batches=4, warmup=[4,1,1])", 3, {}},
       {"replica(2) > pipeline(2, micro_batches=2, schedule=interleaved, virtual_stages=2)", 4, {.zero = 2}},
       {"replica", 2, {.offload = kOffloadState | kOffloadActivations | kOffloadParameters | kOffloadGradients}},
       {"split", 4, {.exact = true}},

@@ -41,6 +41,15 @@ TEST_CASE("messages of strategies that do not fit") {
       {"replica(2) split(2)", "null:4", {"at character 12", "'>' or the end", "split(2)"}},
       {"pipeline(2, schedule=fast)", "null:2", {"'schedule'", "'fast'", "gpipe, 1f1b, interleaved"}},
       {"pipeline(2, schedule=1f1b, virtual_stages=3)", "null:2", {"'1f1b'", "3 virtual stages", "expected 1"}},
+      {"pipeline(2, micro_batches=4, warmup=[1,2])", "null:2", {"[1,2]", "stage 1", "do not rise"}},
+      {"pipeline(2, micro_batches=4, warmup=[3,2,1])", "null:2", {"3 depths for 2 stages"}},
+      {"pipeline(2, micro_batches=4, warmup=[5,1])", "null:2", {"5 forward passes", "4 micro-batches", "at most"}},
+      {"pipeline(2, micro_batches=4, warmup=[2,0])", "null:2", {"'warmup'", "[2,0]", "from 1"}},
+      {"pipeline(2, micro_batches=4, warmup=2)", "null:2", {"'warmup'", "'2'", "a list such as [3,2,1]"}},
+      {"pipeline(2, schedule=gpipe, micro_batches=4, warmup=[2,1])", "null:2", {"'gpipe'", "take 1f1b or zb_h1"}},
+      {"pipeline(2, virtual_stages=2, micro_batches=4, warmup=[2,1])",
+       "null:2",
+       {"'interleaved'", "take 1f1b or zb_h1"}},
       {"attic: split(2); replica", "null:2", {"no scope is called 'attic'", "none with a name"}},
   };
   for (const Row& row : rows) {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "rewrite/offload.h"
+#include "schedule/schedule.h"
 #include "task/strategy.h"
 #include "plan_blocks.h"
 #include "plan_case.h"
@@ -87,6 +88,12 @@ std::string pipeline(int64_t stages, int64_t micro_batches, int64_t most, Dice& 
                            : fmt::format("pipeline(micro_batches={}", micro_batches);
   if (schedule != "1f1b" || dice.coin()) out += ", schedule=" + schedule;
   if (schedule == "interleaved") out += fmt::format(", virtual_stages={}", virtual_stages);
+  if (stages && (schedule == "1f1b" || schedule == "zb_h1") && dice.below(3) == 0) {
+    Ints depths;
+    for (int64_t s = 0; s < stages; ++s) depths.push_back(dice.between(1, depths.empty() ? micro_batches : depths[0]));
+    std::ranges::sort(depths, std::greater{});
+    out += fmt::format(", warmup=[{}]", fmt::join(depths, ","));
+  }
   return out + ")";
 }
 
@@ -406,11 +413,12 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
       scope([](std::vector<Scope>&, Scope& s) { s.shares.clear(); });
       scope([](std::vector<Scope>&, Scope& s) { s.factor.clear(); });
       scope([](std::vector<Scope>&, Scope& s) { s.by.clear(); });
+      scope([](std::vector<Scope>&, Scope& s) { s.schedule = read_schedule(s.schedule).name; });
       scope([](std::vector<Scope>&, Scope& s) {
-        if (s.count > 2) s.count = 2, s.shares.clear();
+        if (s.count > 2) s.count = 2, s.shares.clear(), s.schedule = read_schedule(s.schedule).name;
       });
       scope([](std::vector<Scope>&, Scope& s) {
-        if (s.micro_batches > 1) --s.micro_batches;
+        if (s.micro_batches > 1) --s.micro_batches, s.schedule = read_schedule(s.schedule).name;
       });
       scope([](std::vector<Scope>&, Scope& s) {
         if (s.virtual_stages != 2 || s.schedule != "interleaved") s.schedule.clear(), s.virtual_stages = 0;

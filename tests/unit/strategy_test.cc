@@ -122,9 +122,12 @@ TEST_CASE("strategies round trip") {
        {"replica", "replica(3, shares=[3,2,1])", "replica(2) > pipeline(4, micro_batches=8, schedule=1f1b) > split(2)",
         "cluster(\"cpu:4\", device_order=average(2)) > replica(by=micro_batch)", "stage(2)",
         "split(2, factor=heads, shares=[1,0.5])", "replica(2, shares=[1,1,1])",
-        "pipeline(schedule=interleaved, virtual_stages=2)", "replica(device_order=[[0,1],[2]])"})
+        "pipeline(schedule=interleaved, virtual_stages=2)", "pipeline(3, schedule=zb_h1, warmup=[5,2,2])",
+        "pipeline(2, micro_batches=4, warmup=[3,1])", "replica(device_order=[[0,1],[2]])"})
     CHECK(to_string(parse_strategy(text)) == text);
   CHECK(to_string(parse_strategy(" replica ( count = 2 ) ")) == "replica(2)");
+  CHECK(to_string(parse_strategy("pipeline(2, warmup = [3, 1], schedule=1f1b)")) ==
+        "pipeline(2, schedule=1f1b, warmup=[3,1])");
 }
 
 TEST_CASE("wrong strategies say where") {

@@ -45,6 +45,7 @@ TEST_CASE("unlike: what does not fit is refused by name") {
             "replicas with 2 and 3 micro-batches"));
   CHECK(has(refusal("replica([pipeline(2, schedule=gpipe), pipeline(2, schedule=1f1b)])", 4), "schedules 'gpipe'"));
   CHECK(has(refusal("replica([pipeline(2, virtual_stages=2), split])", 4), "several virtual stages"));
+  CHECK(has(refusal("replica([pipeline(2, warmup=[2,1]), split])", 4), "the depths of a warm-up"));
   CHECK(has(refusal("replica([pipeline(2), split], by=micro_batch)", 4), "'by' are not implemented"));
   CHECK(has(refusal("replica([pipeline(2), split])", 4, {{.exact = true}}), "exact mode"));
   CHECK(has(refusal("replica([pipeline(2), split])", 4, {{.adasum = true}}), "adasum"));

@@ -146,6 +146,9 @@ REFUSED = {
     "shares text": (lambda: inside(lambda: wh.replica(shares="12")), "'shares' is '12'"),
     "shares of others": (lambda: inside(lambda: wh.replica(2, shares=[1, 2, 3])), "test_arguments.py:.*3 shares for a count of 2"),
     "by": (lambda: inside(lambda: wh.replica(by="batch")), "test_arguments.py:.*by is 'batch'"),
+    "depths": (lambda: inside(lambda: wh.pipeline(2, warmup=3)), "'warmup' is 3, expected a depth for each stage"),
+    "no depths": (lambda: inside(lambda: wh.pipeline(2, warmup=[])), r"'warmup' is \[\], expected a depth for each stage"),
+    "depth of 0": (lambda: inside(lambda: wh.pipeline(2, warmup=[2, 0])), "'warmup' is 0, expected an integer 1 or more"),
     "schedule": (lambda: inside(lambda: wh.pipeline(schedule="fast")), "test_arguments.py:.*schedule is 'fast'"),
     # layers
     "features": (lambda: graph(lambda x: wh.nn.linear(x, 0)), "'features' is 0"),
@@ -455,6 +458,28 @@ def test_a_layer_of_nothing_is_named():
 def test_a_truth_is_no_index():
     with wh.Graph("index"), pytest.raises(TypeError, match="an index is a number, a slice"):
         wh.input("x", (4, 3))[True]
+
+
+def test_the_warmup_of_a_pipeline():
+    def losses(scope, devices):
+        g = wh.Graph("warm")
+        with g:
+            x, y = wh.input("x", (8, 3)), wh.input("y", (8, 2))
+            with scope():
+                loss = ((wh.nn.linear(wh.ops.relu(wh.nn.linear(x, 4)), 2) - y) ** 2).mean()
+            g.minimize(loss, wh.SGD(0.1))
+        plan = wh.plan(g, devices=devices)
+        data = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
+        job = plan.start(seed=1)
+        return g, plan, [float(job.step(x=data[:, :3], y=data[:, 3:])) for _ in range(3)]
+
+    g, plan, deep = losses(lambda: wh.pipeline(2, micro_batches=4, warmup=[4, 1]), "cpu:2")
+    assert plan.to_dict()["strategy"] == "pipeline(2, micro_batches=4, warmup=[4,1])"
+    scope = next(s for s in g.to_dict()["scopes"] if s["kind"] == "pipeline")
+    assert scope["schedule"] == "" and scope["warmup"] == [4, 1]
+    assert deep == pytest.approx(losses(lambda: wh.replica(), "cpu:1")[2], rel=1e-5)
+    with pytest.raises(wh.WhaleError, match="do not rise"):
+        losses(lambda: wh.pipeline(2, micro_batches=4, schedule="zb_h1", warmup=np.array([1, 2])), "cpu:2")
 
 
 def test_stages_of_virtual_stages_are_counted_by_device():

@@ -642,10 +642,18 @@ def stage(devices: int = 0):
 
 
 @renamed.arguments(chunks="virtual_stages")
-def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = None, virtual_stages: int = 0):
+def pipeline(stages: int = 0, *, micro_batches: int = 0, schedule: str | None = None, virtual_stages: int = 0,
+             warmup: Sequence[int] | None = None):
     """The stages inside run interleaved over micro-batches. stages: how many, cut where it is cheapest when no ``stage`` is written,
     0: as devices allow. micro_batches: parts of the batch, 0: the graph's accumulation. schedule: ``"1f1b"`` (default), ``"gpipe"``,
-    ``"interleaved"``, ``"zb_h1"``, ``"zb_v"``. virtual_stages: of an interleaved schedule, stages on each device."""
+    ``"interleaved"``, ``"zb_h1"``, ``"zb_v"``. virtual_stages: of an interleaved schedule, stages on each device.
+    warmup: of each stage, forward passes before its first backward one, of ``"1f1b"`` and ``"zb_h1"``: more than one for each stage
+    behind it hide slow links and hold more; None: as many, or more where links are known to be slow."""
+    if warmup is not None:
+        if isinstance(warmup, str) or not hasattr(warmup, "__iter__") or not list(warmup):
+            raise arguments.wrong("warmup", warmup, "a depth for each stage, such as [3, 2, 1]")
+        depths = ",".join(str(arguments.integer("warmup", depth, 1)) for depth in warmup)
+        schedule = f"{'' if schedule is None else arguments.text('schedule', schedule)}[{depths}]"
     return current()._scope(_abi.WHALE_SCOPE_PIPELINE, count=stages, micro_batches=micro_batches, schedule=schedule, virtual_stages=virtual_stages)
 
 
