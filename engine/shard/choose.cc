@@ -161,6 +161,7 @@ void CutChooser::prepare() {
   for (size_t t = 0; t < forms_.size(); ++t)  // an op gives its results theirs
     if (g_.tensors[t].producer == kNone) forms_[t].sharding.axes.resize(axes());
   first_user_.assign(g_.tensors.size(), kNone);
+  samples_ = follow_samples(g_, factors_);
   constant_.assign(g_.tensors.size(), 0);
   for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
   for (size_t i = 0; i < g_.ops.size(); ++i) {
@@ -170,10 +171,10 @@ void CutChooser::prepare() {
       constant &= constant_[static_cast<size_t>(id)] != 0;
       if (OpId& first = first_user_[static_cast<size_t>(id)]; first == kNone) first = static_cast<OpId>(i);
     }
-    for (const TensorId id : g_.ops[i].outputs)
-      if (id != kNone) constant_[static_cast<size_t>(id)] = constant;
+    for (size_t o = 0; o < g_.ops[i].outputs.size(); ++o)
+      if (const TensorId id = g_.ops[i].outputs[o]; id != kNone)
+        constant_[static_cast<size_t>(id)] = constant && !sums_of_unlike(i, o);
   }
-  samples_ = follow_samples(g_, factors_);
   parameter_of_ = parameters_of_gradients(g_);
   if (options_.zero >= 2 && !options_.adasum) settles_ = settled_gradients(g_, parameter_of_, options_);
   adjoint_of_ = adjoints_of(g_);
@@ -182,6 +183,13 @@ void CutChooser::prepare() {
     if (v.next != kNone && v.next != v.tensor) next_of_[static_cast<size_t>(v.next)] = v.tensor;
   for (const Variable& v : g_.variables)
     if (v.owner != kNone) states_of_[v.owner].push_back(v.tensor);
+}
+
+// A result that is a sum over the samples of an unlike replica, of which another replica has others.
+bool CutChooser::sums_of_unlike(size_t op, size_t o) {
+  if (axes_.tasks.replicas.empty() || out_.batch <= 1 || !samples_[op].present()) return false;
+  const Factor& f = factors_.of(g_.ops[op]).list[static_cast<size_t>(samples_[op].factor)];
+  return o >= f.outputs.size() || !f.outputs[o].present();
 }
 
 void CutChooser::choose_splits() {

@@ -39,6 +39,7 @@ class CutChooser {
 
   // choose.cc
   void prepare();
+  bool sums_of_unlike(size_t op, size_t result);
   void choose_splits();
   void place_inputs();
   void choose_op(OpId number);

@@ -14,6 +14,11 @@ bool Inserter::is_constant(TensorId id, int depth) {
       g().op(producer).code == OpCode::k_accumulate)
     return false;
   const TensorIds inputs = g().op(producer).inputs;
+  // A sum over an unlike replica's samples: another replica has others.
+  for (size_t a = 1; a < axes(); ++a)
+    if (b_.out.of_unlike(a) && placement(id, a) != Placement::kShard)
+      for (const TensorId x : inputs)
+        if (placement(x, a) == Placement::kShard) return false;
   return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
 }
 
