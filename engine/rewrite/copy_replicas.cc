@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "grad/rewrite.h"
-#include "shard/sub_axes.h"
+#include "shard/samples_of_copies.h"
 #include "task/shares.h"
 #include "task/unlike.h"
 
@@ -213,7 +213,7 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
     return replica_of(tasks, tasks.stage_of_scope[static_cast<size_t>(op.scope)]);
   };
   OpFactors factors(graph);
-  const std::vector<OpCut> samples = follow_samples(graph, factors);
+  const std::vector<OpCut> samples = follow_samples_of_copies(graph, factors);
   constexpr size_t kNobody = SIZE_MAX;
   std::vector<size_t> own(graph.tensors.size(), kNobody);  // which replica's samples it is a sum over
   for (size_t i = 0; i < graph.ops.size(); ++i) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "shard/chooser.h"
+#include "shard/samples_of_copies.h"
 #include "shard/split.h"
 #include "task/unlike.h"
 
@@ -161,7 +162,7 @@ void CutChooser::prepare() {
   for (size_t t = 0; t < forms_.size(); ++t)  // an op gives its results theirs
     if (g_.tensors[t].producer == kNone) forms_[t].sharding.axes.resize(axes());
   first_user_.assign(g_.tensors.size(), kNone);
-  samples_ = follow_samples(g_, factors_);
+  samples_ = axes_.tasks.replicas.empty() ? follow_samples(g_, factors_) : follow_samples_of_copies(g_, factors_);
   constant_.assign(g_.tensors.size(), 0);
   for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
   for (size_t i = 0; i < g_.ops.size(); ++i) {
