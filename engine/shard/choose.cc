@@ -172,9 +172,8 @@ void CutChooser::prepare() {
       constant &= constant_[static_cast<size_t>(id)] != 0;
       if (OpId& first = first_user_[static_cast<size_t>(id)]; first == kNone) first = static_cast<OpId>(i);
     }
-    for (size_t o = 0; o < g_.ops[i].outputs.size(); ++o)
-      if (const TensorId id = g_.ops[i].outputs[o]; id != kNone)
-        constant_[static_cast<size_t>(id)] = constant && !sums_of_unlike(i, o);
+    for (const TensorId id : g_.ops[i].outputs)
+      if (id != kNone) constant_[static_cast<size_t>(id)] = constant && !sums_of_unlike(id);
   }
   parameter_of_ = parameters_of_gradients(g_);
   if (options_.zero >= 2 && !options_.adasum) settles_ = settled_gradients(g_, parameter_of_, options_);
@@ -186,10 +185,13 @@ void CutChooser::prepare() {
     if (v.owner != kNone) states_of_[v.owner].push_back(v.tensor);
 }
 
-// A result that is a sum over the samples of an unlike replica, of which another replica has others.
-bool CutChooser::sums_of_unlike(size_t op, size_t o) {
-  if (axes_.tasks.replicas.empty() || out_.batch <= 1 || !samples_[op].present()) return false;
-  const Factor& f = factors_.of(g_.ops[op]).list[static_cast<size_t>(samples_[op].factor)];
+bool CutChooser::sums_of_unlike(TensorId id) {
+  const OpId made = g_.tensor(id).producer;
+  if (made == kNone || axes_.tasks.replicas.empty() || out_.batch <= 1) return false;
+  const OpCut& samples = samples_[static_cast<size_t>(made)];
+  if (!samples.present()) return false;
+  const Factor& f = factors_.of(g_.op(made)).list[static_cast<size_t>(samples.factor)];
+  const auto o = static_cast<size_t>(g_.tensor(id).output);
   return o >= f.outputs.size() || !f.outputs[o].present();
 }
 
