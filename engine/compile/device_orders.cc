@@ -15,7 +15,7 @@ bool leaves_order_open(const Graph& graph, const std::string& strategy) {
   if (annotated || strategy.empty()) return false;
   const std::vector<StrategyClause> clauses = parse_clauses(strategy);
   return clauses.size() == 1 && clauses[0].name.empty() && std::ranges::none_of(clauses[0].nest, [](const Scope& s) {
-           return s.kind == ScopeKind::kCluster || !s.device_order.empty();
+           return s.kind == ScopeKind::kCluster || !s.device_order.empty() || !s.nests.empty();
          });
 }
 

@@ -20,7 +20,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 12;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 13;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>

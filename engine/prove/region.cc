@@ -203,11 +203,16 @@ bool same(const Region& a, const Region& b) {
   return false;
 }
 
-std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
-  const auto finest = std::max_element(
-      parts.begin(), parts.end(), [](const Region& a, const Region& b) { return joint(a).size() < joint(b).size(); });
-  Dims extents;
-  for (const Digit& d : finest->digits()) extents.push_back(d.extent);
+namespace {
+
+Dims extents_of(const Region& r) {
+  Dims out;
+  for (const Digit& d : r.digits()) out.push_back(d.extent);
+  return out;
+}
+
+// With one digit for each of `extents`.
+std::optional<Region> hull(const std::vector<Region>& parts, const Dims& extents, int64_t before, int64_t elements) {
   std::vector<Digit> out;
   for (size_t p = 0; p < parts.size(); ++p) {
     const auto part = parts[p].in(extents);
@@ -235,6 +240,21 @@ std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int
     before /= d.set.size();
   }
   return Region(std::move(out));
+}
+
+}  // namespace
+
+std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
+  const auto finest = std::max_element(
+      parts.begin(), parts.end(), [](const Region& a, const Region& b) { return joint(a).size() < joint(b).size(); });
+  std::optional<Region> out = hull(parts, extents_of(*finest), before, elements);
+  // [7:9] and [9:27] of 27 are a box, of 3 x 3 x 3 none.
+  for (const Region& coarser : parts) {
+    if (out && out->size() == elements) break;
+    if (auto other = hull(parts, extents_of(coarser), before, elements); other && other->size() == elements)
+      out = other;
+  }
+  return out;
 }
 
 std::string to_string(const Region& region) {

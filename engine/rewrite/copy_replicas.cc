@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "grad/rewrite.h"
-#include "shard/sub_axes.h"
+#include "shard/samples_of_copies.h"
 #include "task/shares.h"
 #include "task/unlike.h"
 
@@ -44,7 +44,8 @@ class Copier {
     }
     const std::vector<OpCut> samples = follow_samples(g_, factors_);
     value_.resize(g_.tensors.size());
-    for (const TensorId id : g_.inputs) at(id).samples = g_.tensor(id).batch_dim >= 0;
+    for (const TensorId id : g_.inputs) at(id).samples = at(id).fed = g_.tensor(id).batch_dim >= 0;
+    for (const Variable& v : g_.variables) at(v.tensor).learned = v.trainable;
     std::vector<const Factor*> factor;
     for (size_t i = 0; i < g_.ops.size(); ++i)
       factor.push_back(samples[i].present() ? &factors_.of(g_.ops[i]).list[static_cast<size_t>(samples[i].factor)]
@@ -87,6 +88,8 @@ class Copier {
     TensorIds each;  // per copy
     TensorId whole = kNone;
     bool samples = false;  // each copy has its own of them
+    bool learned = false;  // it depends on parameters that are trained,
+    bool fed = false;      // on samples
   };
   Value& at(TensorId id) { return value_[static_cast<size_t>(id)]; }
   size_t home() const { return replicas_.size() - 1; }  // what is one for all is in the last stages: nobody waits there
@@ -118,19 +121,30 @@ class Copier {
   }
 
   void place(const Op& op, const Factor* f) {
-    bool reads_samples = false, reads_whole = false;
+    bool reads_samples = false, reads_whole = false, learned = false, fed = false;
+    for (const TensorId id : op.inputs) {
+      if (id == kNone) continue;
+      const Value& v = at(id);
+      reads_whole |= v.whole != kNone, reads_samples |= v.samples, learned |= v.learned, fed |= v.fed;
+    }
     for (size_t k = 0; k < op.inputs.size(); ++k) {
-      if (op.inputs[k] == kNone) continue;
-      const Value& v = at(op.inputs[k]);
-      reads_whole |= v.whole != kNone;
-      if (!v.samples) continue;
-      reads_samples = true;
-      if (!f || k >= f->inputs.size() || !f->inputs[k].present())
-        refuse(op, "mixes the samples of '{}' with each other", g_.tensor(op.inputs[k]).name);
+      const TensorId id = op.inputs[k];
+      if (id == kNone) continue;
+      const bool has_rows = f && k < f->inputs.size() && f->inputs[k].present();
+      if (at(id).samples && !has_rows) refuse(op, "mixes the samples of '{}' with each other", g_.tensor(id).name);
+      if (at(id).learned && !at(id).samples && has_rows && trains_)
+        refuse(op, "pairs samples with rows of '{}', a parameter or made of some, whose gradients are parts then",
+               g_.tensor(id).name);
     }
     if (f && f->group.rows && reads_samples && g_.training.accumulation > 1)
       refuse(op, "has groups of samples, which {} micro-batches take one by one", g_.training.accumulation);
-    if (!f && reads_whole) return once(op);
+    for (const TensorId id : op.outputs)
+      if (id != kNone) at(id).learned = learned, at(id).fed = fed;
+    // What is made of parameters is sent as they are: one gradient goes back through it. But what has their values as
+    // they are is each copy's own, so that gradients are added as the parameters' own.
+    const bool as_it_is = op.code == OpCode::k_cast || op.code == OpCode::k_reshape || op.code == OpCode::k_transpose;
+    if (!f && learned && !fed && (reads_whole || !as_it_is)) return once(op, 0);
+    if (!f && reads_whole) return once(op, home());
     const TensorIds first = op.outputs;
     for (size_t c = 0; c < replicas_.size(); ++c) copy(op, c);
     for (size_t o = 0; f && o < first.size(); ++o) {
@@ -140,10 +154,9 @@ class Copier {
     }
   }
 
-  void once(Op op) {
-    for (TensorId& id : op.inputs)
-      if (id != kNone) id = whole(id);
-    op.scope = scope(op, home());
+  void once(Op op, size_t where) {
+    for (TensorId& id : op.inputs) id = in_copy(id, where);
+    op.scope = scope(op, where);
     for (const TensorId id : op.outputs)
       if (id != kNone) at(id).whole = id;
     made_.push_back(std::move(op));
@@ -195,6 +208,7 @@ class Copier {
   Graph& g_;
   const TaskGraphs& tasks_;
   const std::vector<size_t> replicas_;
+  const bool trains_ = g_.training.loss != kNone && g_.training.optimizer.kind != OptimizerKind::kNone;
   OpFactors factors_;
   std::vector<Value> value_;
   std::vector<Op> made_;
@@ -213,7 +227,7 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
     return replica_of(tasks, tasks.stage_of_scope[static_cast<size_t>(op.scope)]);
   };
   OpFactors factors(graph);
-  const std::vector<OpCut> samples = follow_samples(graph, factors);
+  const std::vector<OpCut> samples = follow_samples_of_copies(graph, factors);
   constexpr size_t kNobody = SIZE_MAX;
   std::vector<size_t> own(graph.tensors.size(), kNobody);  // which replica's samples it is a sum over
   for (size_t i = 0; i < graph.ops.size(); ++i) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "shard/chooser.h"
+#include "shard/samples_of_copies.h"
 #include "shard/split.h"
 #include "task/unlike.h"
 
@@ -161,6 +162,7 @@ void CutChooser::prepare() {
   for (size_t t = 0; t < forms_.size(); ++t)  // an op gives its results theirs
     if (g_.tensors[t].producer == kNone) forms_[t].sharding.axes.resize(axes());
   first_user_.assign(g_.tensors.size(), kNone);
+  samples_ = axes_.tasks.replicas.empty() ? follow_samples(g_, factors_) : follow_samples_of_copies(g_, factors_);
   constant_.assign(g_.tensors.size(), 0);
   for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
   for (size_t i = 0; i < g_.ops.size(); ++i) {
@@ -171,9 +173,8 @@ void CutChooser::prepare() {
       if (OpId& first = first_user_[static_cast<size_t>(id)]; first == kNone) first = static_cast<OpId>(i);
     }
     for (const TensorId id : g_.ops[i].outputs)
-      if (id != kNone) constant_[static_cast<size_t>(id)] = constant;
+      if (id != kNone) constant_[static_cast<size_t>(id)] = constant && !sums_of_unlike(id);
   }
-  samples_ = follow_samples(g_, factors_);
   parameter_of_ = parameters_of_gradients(g_);
   if (options_.zero >= 2 && !options_.adasum) settles_ = settled_gradients(g_, parameter_of_, options_);
   adjoint_of_ = adjoints_of(g_);
@@ -182,6 +183,16 @@ void CutChooser::prepare() {
     if (v.next != kNone && v.next != v.tensor) next_of_[static_cast<size_t>(v.next)] = v.tensor;
   for (const Variable& v : g_.variables)
     if (v.owner != kNone) states_of_[v.owner].push_back(v.tensor);
+}
+
+bool CutChooser::sums_of_unlike(TensorId id) {
+  const OpId made = g_.tensor(id).producer;
+  if (made == kNone || axes_.tasks.replicas.empty() || out_.batch <= 1) return false;
+  const OpCut& samples = samples_[static_cast<size_t>(made)];
+  if (!samples.present()) return false;
+  const Factor& f = factors_.of(g_.op(made)).list[static_cast<size_t>(samples.factor)];
+  const auto o = static_cast<size_t>(g_.tensor(id).output);
+  return o >= f.outputs.size() || !f.outputs[o].present();
 }
 
 void CutChooser::choose_splits() {

@@ -29,7 +29,8 @@ CutChooser::Form& CutChooser::at_stage(TensorId id, const Op& reader) {
   }
   const bool made = kind != TensorKind::kInput && kind != TensorKind::kStep;
   const bool again = made && !source.reductions &&
-                     (constant_[static_cast<size_t>(id)] || is_spread(g_, id, source.sharding, axes_.tasks.cost));
+                     (constant_[static_cast<size_t>(id)] ||
+                      (!sums_of_unlike(id) && is_spread(g_, id, source.sharding, axes_.tasks.cost)));
   if (made && !again) {
     // Sums over micro-batches move once, when they are whole.
     if (partial) reduce_over_time(source.sharding, &source);

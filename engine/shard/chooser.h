@@ -39,6 +39,7 @@ class CutChooser {
 
   // choose.cc
   void prepare();
+  bool sums_of_unlike(TensorId id);  // over an unlike replica's samples: another one has others
   void choose_splits();
   void place_inputs();
   void choose_op(OpId number);

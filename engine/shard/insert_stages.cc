@@ -7,6 +7,16 @@
 
 namespace whale {
 
+bool Inserter::sums_of_unlike(TensorId id) const {
+  const OpId producer = b_.producer(id);
+  if (producer == kNone || tasks().replicas.empty()) return false;
+  for (size_t a = 1; a < axes(); ++a)
+    if (b_.out.of_unlike(a) && placement(id, a) != Placement::kShard)
+      for (const TensorId x : g().op(producer).inputs)
+        if (placement(x, a) == Placement::kShard) return true;
+  return false;
+}
+
 bool Inserter::is_constant(TensorId id, int depth) {
   if (g().tensor(id).kind == TensorKind::kStep) return true;
   const OpId producer = b_.producer(id);
@@ -14,6 +24,7 @@ bool Inserter::is_constant(TensorId id, int depth) {
       g().op(producer).code == OpCode::k_accumulate)
     return false;
   const TensorIds inputs = g().op(producer).inputs;
+  if (sums_of_unlike(id)) return false;
   return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
 }
 
@@ -34,7 +45,8 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
     input_forms_.insert({id, reader.stage});
     return form;
   }
-  if (is_constant(id) || is_spread(g(), id, b_.out.shardings[static_cast<size_t>(id)], tasks().cost)) {
+  if (is_constant(id) ||
+      (!sums_of_unlike(id) && is_spread(g(), id, b_.out.shardings[static_cast<size_t>(id)], tasks().cost))) {
     while (b_.producer(id) != kNone &&
            g().op(b_.producer(id)).code == OpCode::k_local_slice)  // the reader cuts it anew
       id = g().op(b_.producer(id)).inputs[0];

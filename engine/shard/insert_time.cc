@@ -74,7 +74,12 @@ TensorId Inserter::make_whole(const Op& user, TensorId id, int depth) {
   for (TensorId& o : op.outputs)
     if (o != kNone) o = b_.like(o, ".whole");
   const TensorIds fresh = op.outputs;
-  place(std::move(op), kNone, {});
+  Forced own;  // of an unlike replica all its samples, which nothing may bring but the op (constants)
+  for (size_t a = 1; a < axes(); ++a)
+    if (b_.out.of_unlike(a) && placement(id, a) == Placement::kShard)
+      if (OpCut kept = cut_of_result(op, b_.out.at(id, a).sub_axis, a); kept.present())
+        kept.samples = b_.out.at(id, a).samples, own.emplace_back(a, kept);
+  place(std::move(op), kNone, own);
   TensorId out = kNone;
   for (size_t i = 0; i < fresh.size(); ++i) {
     if (source.outputs[i] == kNone) continue;

@@ -79,6 +79,7 @@ class Inserter {
   TensorId produce_cut(TensorId id, size_t a, const AxisSharding& want);
 
   // insert_stages.cc
+  bool sums_of_unlike(TensorId id) const;        // over an unlike replica's samples: another one has others
   bool is_constant(TensorId id, int depth = 0);  // made of constants and the step's scalars: made again, not moved
   TensorId at_stage(TensorId id, const Op& reader);
 

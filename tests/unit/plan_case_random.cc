@@ -152,6 +152,31 @@ std::string nest(int64_t& devices, int64_t micro_batches, Blocks blocks, Dice& d
   return fmt::format("{}", fmt::join(out, " > "));
 }
 
+// Replicas that are unlike; micro-batches are the case's.
+std::string unlike_replicas(int64_t devices, Blocks blocks, Dice& dice) {
+  const auto most = std::ssize(blocks) + 1;
+  const std::string schedule = one_of<std::string>({"1f1b", "1f1b", "gpipe", "zb_h1"}, dice);
+  std::vector<std::string> replicas;
+  for (int64_t left = devices; left > 0;) {
+    const bool last = replicas.size() == 2 || (!replicas.empty() && dice.coin());
+    const int64_t own = last || left == 1 ? left : dice.between(1, left - 1);
+    left -= own;
+    const std::vector<int64_t> counts = factors(own, dice);
+    std::vector<std::string> levels;
+    const auto at = static_cast<size_t>(dice.below(std::ssize(counts)));
+    const bool piped = counts[at] <= most && dice.coin();
+    for (size_t k = 0; k < counts.size(); ++k)
+      levels.push_back(piped && k == at    ? fmt::format("pipeline({},schedule={})", counts[k], schedule)
+                       : dice.below(5) < 2 ? fmt::format("split({})", counts[k])
+                       : dice.below(4)     ? fmt::format("replica({})", counts[k])
+                                       : fmt::format("replica({},shares=[{}])", counts[k], shares_of(counts[k], dice)));
+    replicas.push_back(fmt::format("{}", fmt::join(levels, ">")));
+  }
+  const auto n = std::ssize(replicas);
+  const std::string shares = dice.coin() ? fmt::format(", shares=[{}]", shares_of(n, dice)) : "";
+  return fmt::format("replica([{}]{})", fmt::join(replicas, ","), shares);
+}
+
 // Several nests that cut the devices at the same places.
 std::string clauses(const std::vector<int64_t>& counts, int64_t blocks, Dice& dice) {
   std::string out;
@@ -328,9 +353,55 @@ PlanCase random_plan_case(Dice& dice, int64_t most) {
   // By what was drawn, so that a seed gives the cases that it always gave.
   uint64_t drawn = 0xcbf29ce484222325ull;
   for (const char letter : to_string(c)) drawn = (drawn ^ static_cast<uint8_t>(letter)) * 0x100000001b3ull;
+  if (kind < 6 && !c.exact && c.devices > 1 && drawn / 4096 % 6 == 0) {
+    Dice more(drawn / 65536);
+    c.strategy = unlike_replicas(c.devices, blocks, more), c.state_shares.clear();
+    c.batch = std::max(c.batch, c.micro_batches), c.last = std::min(c.last, c.batch - 1);
+  }
   if (drawn % 4 == 0) c.unlike = static_cast<int64_t>(1 + drawn / 4 % 999);
   return c;
 }
+
+namespace {
+// A replica less, one that is a single device, or a scope less in one; those whose devices all are written.
+std::vector<PlanCase> fewer_unlike(const PlanCase& c, const Scope& replicas) {
+  std::vector<PlanCase> out;
+  const std::vector<std::vector<Scope>> each = parse_nests(replicas.nests);
+  const auto devices = [](const std::vector<Scope>& nest) {
+    int64_t n = 1;
+    for (const Scope& s : nest) n *= std::max<int64_t>(s.count, 1);
+    return n;
+  };
+  const auto with = [&](std::vector<std::vector<Scope>> nests, Scope of) {
+    PlanCase less = c;
+    less.devices = 0;
+    std::vector<std::string> texts;
+    for (const std::vector<Scope>& nest : nests) texts.push_back(to_string(nest)), less.devices += devices(nest);
+    of.nests = fmt::format("[{}]", fmt::join(texts, ","));
+    less.strategy = to_string(of);
+    out.push_back(std::move(less));
+  };
+  for (size_t r = 0; r < each.size(); ++r) {
+    const auto at = static_cast<std::ptrdiff_t>(r);
+    if (each.size() > 2) {
+      std::vector<std::vector<Scope>> nests = each;
+      Scope of = replicas;
+      nests.erase(nests.begin() + at);
+      if (!of.shares.empty()) of.shares.erase(of.shares.begin() + at);
+      with(nests, of);
+    }
+    std::vector<std::vector<Scope>> single = each;
+    single[r] = parse_strategy("replica(1)");
+    with(single, replicas);
+    for (size_t k = 0; each[r].size() > 1 && k < each[r].size(); ++k) {
+      std::vector<std::vector<Scope>> nests = each;
+      nests[r].erase(nests[r].begin() + static_cast<std::ptrdiff_t>(k));
+      with(nests, replicas);
+    }
+  }
+  return out;
+}
+}  // namespace
 
 std::vector<PlanCase> smaller_cases(const PlanCase& c) {
   std::vector<PlanCase> out;
@@ -415,11 +486,13 @@ std::vector<PlanCase> smaller_cases(const PlanCase& c) {
       scope([](std::vector<Scope>&, Scope& s) { s.by.clear(); });
       scope([](std::vector<Scope>&, Scope& s) { s.schedule = read_schedule(s.schedule).name; });
       scope([](std::vector<Scope>&, Scope& s) {
-        if (s.count > 2) s.count = 2, s.shares.clear(), s.schedule = read_schedule(s.schedule).name;
+        if (s.count > 2 && s.nests.empty()) s.count = 2, s.shares.clear(), s.schedule = read_schedule(s.schedule).name;
       });
       scope([](std::vector<Scope>&, Scope& s) {
         if (s.micro_batches > 1) --s.micro_batches, s.schedule = read_schedule(s.schedule).name;
       });
+      if (!clauses[i].nest[k].nests.empty())
+        for (PlanCase& less : fewer_unlike(c, clauses[i].nest[k])) with([&](PlanCase& l) { l = std::move(less); });
       scope([](std::vector<Scope>&, Scope& s) {
         if (s.virtual_stages != 2 || s.schedule != "interleaved") s.schedule.clear(), s.virtual_stages = 0;
       });

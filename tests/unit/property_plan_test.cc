@@ -240,7 +240,8 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
   }
   long first = 0, count = 1000, seconds = 1000000, steps = 20, most = 8;
   if (text) std::sscanf(text, "%ld %ld %ld %ld %ld", &first, &count, &seconds, &steps, &most);
-  const char* exact = std::getenv("WHALE_EXACT");  // all of them in exact mode
+  const char* exact = std::getenv("WHALE_EXACT");              // all of them in exact mode
+  const bool unlike = std::getenv("WHALE_UNLIKE") != nullptr;  // those with unlike replicas alone
   Tally tally;
   std::map<std::string, int> kinds;
   const auto began = std::chrono::steady_clock::now();
@@ -249,6 +250,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     Dice dice(Dice(static_cast<uint64_t>(i)).next());
     PlanCase c = random_plan_case(dice, most);
     c.steps = static_cast<int>(steps);
+    if (unlike && c.strategy.find("([") == c.strategy.npos) continue;
     if (exact) c.exact = true, c.sliced = false, c.matmul_chunks = 1;
     const std::string line = to_string(c);
     if (count == 1) fmt::print(stderr, "{}\n", line);
