@@ -66,6 +66,10 @@ void check_gradients(const CompileOptions& options, const Graph& source, const T
         : options.gradient_dtype ? "gradient_dtype"
                                  : "accumulate_dtype",
         tasks.strategy);
+  if (!tasks.replicas.empty() && trains(source) && source.training.optimizer.sparse_updates)
+    throw unimplemented(
+        "sparse updates with unlike replicas ({}), each of which looks up rows of its own; leave sparse_updates out",
+        tasks.strategy);
   if (!options.adasum) return;
   if (options.accumulate_dtype)
     throw unimplemented(

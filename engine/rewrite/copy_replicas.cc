@@ -142,7 +142,7 @@ class Copier {
       if (id != kNone) at(id).learned = learned, at(id).fed = fed;
     // What is made of parameters is sent as they are: one gradient goes back through it. But what has their values as
     // they are is each copy's own, so that gradients are added as the parameters' own.
-    const bool as_it_is = op.code == OpCode::k_cast || op.code == OpCode::k_reshape || op.code == OpCode::k_transpose;
+    const bool as_it_is = op.code == OpCode::k_cast || has_flag(op.code, kView);
     if (!f && learned && !fed && (reads_whole || !as_it_is)) return once(op, 0);
     if (!f && reads_whole) return once(op, home());
     const TensorIds first = op.outputs;

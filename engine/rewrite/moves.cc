@@ -14,6 +14,22 @@ constexpr size_t kAhead = 2;   // copies in that are there before the op that ne
 constexpr size_t kFar = 32;    // ops between two readers that do not share a copy
 constexpr double kSafety = 2;  // of a copy's estimated time
 
+// The axes along which a device may have no samples of some micro-batch, and so nothing of the tensor: what is copied
+// with it has to be gone there too.
+std::vector<size_t> may_be_gone(const ShardedGraph& lg, TensorId id) {
+  std::vector<size_t> out;
+  int64_t ways = 1;
+  bool uneven = false;
+  for (size_t a = 0; a < lg.axes(); ++a) {
+    if (!lg.at(id, a).samples) continue;
+    out.push_back(a);
+    if (a == kTime) continue;
+    const MeshAxis& axis = lg.mesh_axis(a, lg.stage(id));
+    ways *= axis.size, uneven |= !axis.shares.empty();
+  }
+  return uneven || ways > lg.batch / lg.micro_batches ? out : std::vector<size_t>{};
+}
+
 }  // namespace
 
 Moves::Moves(ShardedGraph& graph)
@@ -149,10 +165,10 @@ void Moves::insert(const Copy& copy) {
 }
 
 void Moves::apply() {
-  std::map<std::pair<Segment, size_t>, Copy> copies;
+  std::map<std::tuple<Segment, size_t, std::vector<size_t>>, Copy> copies;
   for (Request& r : requests_) {
     const size_t reader = r.uses.front().op;
-    Copy& copy = copies[{segment_of(reader, r.root), reader}];
+    Copy& copy = copies[{segment_of(reader, r.root), reader, may_be_gone(lg_, r.root)}];
     copy.reader = reader;
     copy.after = std::max(copy.after, r.after);
     copy.seconds += link_seconds(static_cast<double>(bytes_of(g_.tensor(r.root))), copy.requests.empty() ? 1 : 0,
@@ -166,7 +182,7 @@ void Moves::apply() {
     std::get<3>(s) = Phase::kForward;
     return s;
   };
-  for (auto& [key, copy] : copies) by_segment[whole(key.first)].push_back(&copy);
+  for (auto& [key, copy] : copies) by_segment[whole(std::get<0>(key))].push_back(&copy);
   for (size_t i = 0; i < g_.ops.size(); ++i) {
     ops[whole(segment_of(i))].push_back(i);
     if (g_.ops[i].code == OpCode::k_transfer)

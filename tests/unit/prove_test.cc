@@ -60,6 +60,11 @@ TEST_CASE("regions: a reshape changes nothing of them, a cut takes a part") {
   const auto whole = hull({*all.cut({4, 6}, SubAxis{1, 1, 1}, {3, 6}), columns}, 4, 24);
   REQUIRE(whole);
   CHECK(whole->is_whole());
+  // A box of 9 alone: of 3 x 3 it has a row and a part of another.
+  const proof::Region nine = proof::Region::whole({9});
+  const auto run = hull({*nine.run(2, 1), *proof::Region::whole({3, 3}).cut({3, 3}, SubAxis{0, 1, 1}, {1, 3})}, 1, 7);
+  REQUIRE(run);
+  CHECK(same(*run, *nine.run(2, 7)));
 }
 
 TEST_CASE("terms: each once, none missing") {

@@ -52,6 +52,22 @@ TEST_CASE("unlike: what does not fit is refused by name") {
   CHECK(has(refusal("replica([pipeline(9), split])", 11), "replica 0 of"));
 }
 
+TEST_CASE("unlike: rows of a parameter for samples, and of a table for updates") {
+  const auto refusal = [](const small::Model& m) {
+    return message_of([&] { planned(m, "ref:2", {.strategy = "replica([split(1), replica(1)])"}); });
+  };
+  small::Model rows;  // each replica would make a part of its gradient, and no sum
+  const TensorId x = rows.input("x", {4, 3}), w = rows.variable("w", {4, 3});
+  rows.minimize(rows.op(OpCode::k_reduce_mean, {rows.op(OpCode::k_mul, {x, w})}), OptimizerKind::kSgd);
+  CHECK(has(refusal(rows), "pairs samples with rows of 'w'"));
+  rows.g.variables[0].trainable = false;
+  rows.g.training.optimizer.kind = OptimizerKind::kNone;
+  CHECK(refusal(rows).empty());
+  small::Model table = small::mlp(4);
+  table.g.training.optimizer.sparse_updates = true;
+  CHECK(has(refusal(table), "sparse updates with unlike replicas"));
+}
+
 TEST_CASE("unlike: each replica has stages and a mesh of its own") {
   const Plan plan =
       planned(small::mlp(16), "ref:4", {.strategy = "replica([pipeline(2, micro_batches=2), split], shares=[3,5])"});
