@@ -66,7 +66,7 @@ TEST_CASE("curves in plans: large products at the rate of the table, small ones 
   const DeviceCurve& v100 = *curve_of_type("V100-32GB");
   CHECK(product_stretch({1, 128 * 80, 128 * 8, 8192}, v100) < 1.01);  // tiles fill all processors, eight times
   // Four tiles of 64, in eight parts of k: 32 of 80 processors, by tiles that are slower.
-  CHECK(product_stretch({1, 128, 128, 8192}, v100) == doctest::Approx(80.0 / 32 * std::pow(4, 0.3305)).epsilon(0.02));
+  CHECK(product_stretch({1, 128, 128, 8192}, v100) == doctest::Approx(80.0 / 32 * std::pow(4, 0.3305)).epsilon(0.04));
   CHECK(curve_of_type("XEON-CORE") == nullptr);
   CHECK(curve_of_type("") == nullptr);
   const DeviceSpec device = parse_devices("V100-32GB:1", {})[0];

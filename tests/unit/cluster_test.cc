@@ -194,7 +194,8 @@ TEST_CASE("rates: devices with the profile's own figures take the profile's time
     d.figures.seconds_per_op = kMachineOfCores.device.seconds_per_op;
     d.figures.inside = kMachineOfCores.link;
   }
-  for (const char* strategy : {"replica", "split", "replica(2) > pipeline(2, micro_batches=3)"}) {
+  // Where figures are known a deeper warm-up is looked for.
+  for (const char* strategy : {"replica", "split", "replica(2) > pipeline(2, micro_batches=3, warmup=[2,1])"}) {
     CAPTURE(strategy);
     CompileOptions options;
     options.strategy = strategy;
