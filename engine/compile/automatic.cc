@@ -10,7 +10,9 @@
 #include "cluster/device_kinds.h"
 #include "compile/judge.h"
 #include "compile/shapes.h"
+#include "schedule/schedule.h"
 #include "search/thread_seconds.h"
+#include "task/strategy.h"
 
 namespace whale {
 namespace {
@@ -49,8 +51,8 @@ class CountsOff {
   }
 
  private:
-  using Key = std::tuple<bool, bool, bool, bool>;
-  static Key form_of(const Shape& s) { return {s.cut > 0, s.stages > 1, s.split > 1, s.replicas > 1}; }
+  using Key = std::tuple<bool, bool, bool, bool, bool>;
+  static Key form_of(const Shape& s) { return {s.cut > 0, s.stages > 1, s.outside, s.split > 1, s.replicas > 1}; }
   struct Form {
     double least = std::numeric_limits<double>::infinity();
     size_t seen = 0;
@@ -59,6 +61,15 @@ class CountsOff {
   size_t seen_ = 0;
   std::map<Key, Form> forms_;
 };
+
+// Of a pipeline's step, that its stages work where all are alike.
+double busy_share(const std::string& strategy) {
+  for (const StrategyClause& clause : parse_clauses(strategy))
+    for (const Scope& scope : clause.nest)
+      if (scope.kind == ScopeKind::kPipeline && scope.micro_batches > 0)
+        return static_cast<double>(scope.micro_batches) / static_cast<double>(scope.micro_batches + scope.count - 1);
+  return 1;
+}
 
 class Search {
  public:
@@ -116,22 +127,26 @@ class Search {
     }
   }
 
-  // Of the best pipeline: its other schedules, of which those that keep more alive may not fit.
+  // Of the best pipeline: its other schedules, of which those that keep more alive may not fit; where one without any
+  // bubble could be the best of all. From a present strategy its own schedule alone.
   void try_schedules() {
-    constexpr const char* kOthers[] = {"interleaved", "zb_h1", "zb_v"};
     constexpr std::string_view kLast = "micro_batches=";
     const auto best = std::ranges::find_if(out_.list, [&](const Judged& j) {
       return judge_.is_allowed(j) && j.candidate.strategy.find(kLast) != std::string::npos;
     });
     if (best == out_.list.end()) return;
+    const double worth = judge_.worth(*best) * busy_share(best->candidate.strategy);
+    if (worth > judge_.worth(out_.list[0])) return;
     const Candidate pipeline = best->candidate;
-    for (const char* schedule : kOthers) {
+    for (const char* schedule : {"interleaved", "zb_h1", "zb_v"}) {
       if (elapsed() > kLooked * asked_.seconds) break;
+      if (!asked_.present.empty() && asked_.present.find(schedule) == std::string::npos) continue;
       Candidate other = pipeline;
-      other.rooms = {}, other.stages = {};
+      const bool by_plan = schedule_rule(schedule).split_backward;  // such have no condensed form
+      if (!by_plan) other.rooms = {}, other.stages = {};
       const size_t end = other.strategy.find(')', other.strategy.find(kLast));
       other.strategy.insert(end, fmt::format(", schedule={}", schedule));
-      out_.list.push_back(judge_.as_written(std::move(other)));
+      out_.list.push_back(judge_.as_written(std::move(other), by_plan));
     }
     rank(out_, judge_);
   }
@@ -140,9 +155,12 @@ class Search {
   // its estimate as far off as any; what is too long for it is taken to be as much slower as those were.
   void simulate_best() {
     double estimated = 0, walked = 0, off = 1, best = std::numeric_limits<double>::infinity();
+    for (const Judged& j : out_.list)
+      if (j.simulated && judge_.is_allowed(j)) best = std::min(best, judge_.worth(j));
     size_t walks = 0;
     for (Judged& j : out_.list) {
       if (!judge_.is_allowed(j) || judge_.worth(j) * off > best) break;
+      if (j.simulated) continue;
       if (++walks > asked_.simulated && elapsed() > asked_.seconds) break;
       try {
         const double mine = j.seconds;

@@ -42,10 +42,16 @@ void Judge::judge(Judged& j, const std::vector<DeviceSpec>& mine, SavingsSeen* s
   if (seen != nullptr) seen->see(j.candidate.options, found.estimate, mine);
 }
 
-Judged Judge::as_written(Candidate candidate) const {
+Judged Judge::as_written(Candidate candidate, bool by_plan) const {
   Judged out{.candidate = std::move(candidate), .lost = {}};
   try {
-    judge(out, chosen_of(devices_, out.candidate.devices), nullptr);
+    const std::vector<DeviceSpec> mine = chosen_of(devices_, out.candidate.devices);
+    if (by_plan) {
+      const Plan plan = plan_of(out.candidate, mine);
+      out.missing = shortage_of(plan).bytes;
+      if (walk(out, plan)) return out;
+    }
+    judge(out, mine, nullptr);
   } catch (const Stopped&) {
     throw;
   } catch (const Error& e) {
@@ -78,10 +84,8 @@ std::optional<Judged> Judge::first_that_fits(const Shape& shape, double seconds)
         std::max(static_cast<int64_t>(least), seen.least_missing(options, static_cast<double>(shape.replicas)));
     const bool last = &saving == std::end(kSavings) - 1 && !best;
     if (missing > 0 && !last) {
-      if (!best || missing < best->missing) {
-        judged.bytes = shape.set->memory + missing, judged.missing = missing, judged.at_least = true;
-        best = std::move(judged);
-      }
+      judged.bytes = shape.set->memory + missing, judged.missing = missing, judged.at_least = true;
+      if (!best || (best->at_least && missing < best->missing)) best = std::move(judged);
       continue;
     }
     try {
@@ -93,22 +97,38 @@ std::optional<Judged> Judge::first_that_fits(const Shape& shape, double seconds)
       judged.lost = e.message();
       return judged;
     }
-    if (judged.missing == 0 ? !fits() || judged.seconds < best->seconds : !best || judged.missing < best->missing)
-      best = std::move(judged);
+    const bool nearer = !best || best->at_least || judged.missing < best->missing;
+    if (judged.missing == 0 ? !fits() || judged.seconds < best->seconds : nearer) best = std::move(judged);
   }
   return best;
 }
 
-bool Judge::simulate(Judged& j) const {
+Plan Judge::plan_of(const Candidate& candidate, const std::vector<DeviceSpec>& mine) const {
+  CompileOptions options = options_of(candidate);
+  options.rooms = candidate.rooms, options.stages = candidate.stages;
+  return plan_of_step(graph_, mine, options, options.memory_price);
+}
+
+bool Judge::walk(Judged& j, const Plan& plan) const {
   constexpr size_t kMostSteps = 2'000'000;
+  const Entry& entry = plan.entries[0];
+  const auto times = times_of(plan, entry, kMostSteps);
+  if (!times) return false;
+  j.bytes = 0;
+  for (size_t p = 0; p < entry.programs.size(); ++p)
+    j.bytes = std::max(j.bytes, memory_of(plan, entry, p).device.total());
+  set_seconds(j, times->seconds), j.simulated = true;
+  return true;
+}
+
+bool Judge::simulate(Judged& j) const {
   const std::vector<DeviceSpec> mine = chosen_of(devices_, j.candidate.devices);
-  CompileOptions options = options_of(j.candidate);
-  options.rooms = j.candidate.rooms, options.stages = j.candidate.stages;
-  Plan plan = plan_of_step(graph_, mine, options, options.memory_price);
-  if (shortage_of(plan).bytes > 0) plan = compile(graph_, mine, options_of(j.candidate));
-  const auto times = times_of(plan, plan.entries[0], kMostSteps);
-  if (times) set_seconds(j, times->seconds), j.simulated = true;
-  return times.has_value();
+  Plan plan = plan_of(j.candidate, mine);
+  if (shortage_of(plan).bytes > 0) {  // at other prices of memory, or with other cuts
+    j.candidate.rooms = {}, j.candidate.stages = {};
+    plan = compile(graph_, mine, options_of(j.candidate));
+  }
+  return walk(j, plan);
 }
 
 void Judge::set_seconds(Judged& j, double seconds) const {

@@ -19,9 +19,9 @@ class Judge {
   // With the savings that make it fit and cost least; where none do, with those that come nearest. None is looked for
   // where a step would take longer than `seconds` without.
   std::optional<Judged> first_that_fits(const Shape& shape, double seconds) const;
-  // As it is.
-  Judged as_written(Candidate candidate) const;
-  // By the plan itself. False: it has more instructions than are walked. Throws where it cannot be planned.
+  // As it is. `by_plan`: what takes as long to estimate as to plan is timed by the simulator at once.
+  Judged as_written(Candidate candidate, bool by_plan) const;
+  // By the simulator, on the plan itself. False: it has more instructions than are walked. Throws where there is none.
   bool simulate(Judged& judged) const;
 
   // As fast, cheap and small as was asked for.
@@ -33,6 +33,8 @@ class Judge {
   bool is_too_slow(const Judged& judged) const;
 
  private:
+  Plan plan_of(const Candidate& candidate, const std::vector<DeviceSpec>& mine) const;
+  bool walk(Judged& judged, const Plan& plan) const;
   void judge(Judged& judged, const std::vector<DeviceSpec>& mine, SavingsSeen* seen) const;
   CompileOptions options_of(const Candidate& candidate) const;
 

@@ -116,6 +116,7 @@ class Shapes {
                 .stages = stages,
                 .split = split,
                 .parts = std::max<int64_t>(1, parts),
+                .outside = outside,
                 .ways = static_cast<double>(split * stages)};
     rank(std::move(shape));
   }

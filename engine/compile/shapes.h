@@ -17,6 +17,7 @@ struct Shape {
   const DeviceSet* set = nullptr;
   int64_t replicas = 1, stages = 1, split = 1;
   int64_t parts = 1;             // micro-batches
+  bool outside = false;          // the pipeline is around the replicas: stages of one type of devices
   double rank = 0;               // seconds of a step, by counts
   double ways = 1;               // that parameters are cut into
   double cut = 0, cut_ways = 1;  // bytes of parameters that are cut in other ways
