@@ -113,6 +113,12 @@ void check_forms(const CompileOptions& options) {
 }  // namespace
 
 void check_options(const CompileOptions& options) {
+  if (!options.search.present.empty())
+    throw invalid(
+        "a present strategy ('{}') is given beside {}: only a search starts from it; ask for strategy auto, or leave "
+        "`present` out",
+        brief(options.search.present),
+        options.strategy.empty() ? "no strategy" : fmt::format("strategy '{}'", brief(options.strategy)));
   check_zero(options);
   check_forms(options);
 }

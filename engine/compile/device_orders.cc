@@ -10,9 +10,8 @@ namespace {
 
 // Scopes of a nest that is for the whole model and says no order of devices.
 bool leaves_order_open(const Graph& graph, const std::string& strategy) {
-  const bool annotated = std::ranges::any_of(
-      graph.scopes, [](const Scope& s) { return s.kind != ScopeKind::kRoot && s.kind != ScopeKind::kName; });
-  if (annotated || strategy.empty()) return false;
+  const bool ordered = std::ranges::find(graph.scopes, ScopeKind::kCluster, &Scope::kind) != graph.scopes.end();
+  if (is_annotated(graph) || ordered || strategy.empty()) return false;
   const std::vector<StrategyClause> clauses = parse_clauses(strategy);
   return clauses.size() == 1 && clauses[0].name.empty() && std::ranges::none_of(clauses[0].nest, [](const Scope& s) {
            return s.kind == ScopeKind::kCluster || !s.device_order.empty() || !s.nests.empty();

@@ -97,7 +97,7 @@ bool tell_all(const Few& few, Few& more) {
 
 // Few layers say what all do where one more says the same of them, and is itself what they say of it; else none.
 std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
-                                           const CompileOptions& options, double memory_price) {
+                                           const CompileOptions& options, double memory_price, Care care) {
   constexpr size_t kMost =
       2;  // layers more: where a stage begins with a whole layer, that one may be unlike the others
   const TaskGraphs& tasks = p.scoped.tasks;
@@ -110,15 +110,15 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
                            devices_of(*form, tasks, devices));
     Estimate estimate = estimate_of(*form, tasks, plan.lg, plan.plan);
     Few next{std::move(*form), std::move(plan), std::move(estimate)};
-    if (few && tell_all(*few, next)) return std::move(next.estimate);
+    if (care == Care::kQuick || (few && tell_all(*few, next))) return std::move(next.estimate);
     few = std::move(next);
   }
   return std::nullopt;
 }
 
 Estimate estimate_prepared(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                           double memory_price) {
-  if (std::optional<Estimate> quick = condensed_estimate(p, devices, options, memory_price)) return std::move(*quick);
+                           double memory_price, Care care) {
+  if (std::optional<Estimate> few = condensed_estimate(p, devices, options, memory_price, care)) return std::move(*few);
   Scoped scoped = std::move(p.scoped);
   Lowered all = lowered(p, std::move(scoped), Detail::kFigures, devices, options, memory_price);
   place_arenas(all.plan);
@@ -182,8 +182,15 @@ std::optional<Estimate> with_deeper_warmup(const Graph& graph, const std::vector
 double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
 
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                     double memory_price) {
-  return estimate_prepared(prepare(graph, devices, options, memory_price), devices, options, memory_price);
+                     double memory_price, Care care) {
+  return estimate_prepared(prepare(graph, devices, options, memory_price), devices, options, memory_price, care);
+}
+
+Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                  double memory_price) {
+  Prepared p = prepare(graph, devices, options, memory_price);
+  Scoped scoped = std::move(p.scoped);
+  return lowered(p, std::move(scoped), Detail::kWhole, devices, options, memory_price).plan;
 }
 
 // What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.
@@ -211,16 +218,17 @@ std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSp
 }
 
 Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
-              Rooms rooms) {
+              Rooms rooms, Care care) {
   constexpr int kTries = 6;
   Fitted best;
   for (int k = 0; k < kTries; ++k) {
     Prepared p = prepare(graph, devices, options, memory_price);
     const TaskGraphs tasks = p.scoped.tasks;
-    const Estimate estimate = estimate_prepared(std::move(p), devices, options, memory_price);
+    Estimate estimate = estimate_prepared(std::move(p), devices, options, memory_price, care);
     const int64_t missing = missing_bytes(estimate, devices);
-    if (k == 0 || missing < best.missing) best = {options, missing};
-    if (missing == 0 || !rooms.see(tasks, held_by_devices(estimate, devices.size()))) break;
+    const bool goes_on = missing > 0 && rooms.see(tasks, held_by_devices(estimate, devices.size()));
+    if (k == 0 || missing < best.missing) best = {options, missing, std::move(estimate)};
+    if (!goes_on) break;
     rooms.put_into(options);
   }
   return best;
@@ -246,7 +254,7 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
       return with_deeper_warmup(graph, devices, options, price_of(options, k)).value_or(std::move(out));
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
-    return other.missing < missing_bytes(out, devices) ? estimate_at(graph, devices, other.options, price) : out;
+    return other.missing < missing_bytes(out, devices) ? other.estimate : out;
   });
 }
 

@@ -13,17 +13,24 @@ namespace whale {
 constexpr int kPrices = 4;
 double price_of(const CompileOptions& options, int attempt);
 
+// kChecked: of few layers only where one layer more says the same. kQuick: without that, for comparisons.
+enum class Care : uint8_t { kChecked, kQuick };
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                     double memory_price);
+                     double memory_price, Care care = Care::kChecked);
+
+// The plan's first entry alone, unverified and whether it fits or not: what the simulator needs of it.
+Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                  double memory_price);
 
 // Options by which stages are cut and shares are dealt so that every device has room (CompileOptions::rooms, stages),
 // and what is missing with them: found by some estimates, the first with the options as they are.
 struct Fitted {
   CompileOptions options;
   int64_t missing = 0;
+  Estimate estimate = {};
 };
 Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
-              Rooms rooms);
+              Rooms rooms, Care care = Care::kChecked);
 // The same where devices are unlike; else the options as they are, which a plan tries first.
 CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options);
 

@@ -31,6 +31,8 @@ void split_weights(Graph& graph);
 
 // Appends clipping and one update op per parameter with a gradient; adds the optimizer's state and the step scalars.
 void add_updates(Graph& graph);
+// Bytes of state that the optimizer keeps for each byte of a large matrix of f32.
+double states_of(const Optimizer& optimizer);
 
 // Which gradients are made in pieces (cut_gradients.cc): of more bytes, of so many columns at least each.
 struct GradientPieces {

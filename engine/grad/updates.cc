@@ -1,6 +1,7 @@
 // Clipping and the optimizer's update, one op per parameter (planning groups them later). Adafactor is in adafactor.cc.
 #include "grad/updates.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string_view>
@@ -302,7 +303,35 @@ void check_names(const Graph& g) {
           g.tensor(v.tensor).name, v.state_name, g.tensor(v.owner).name);
 }
 
+const Rule* rule_of(OptimizerKind kind) {
+  const auto at = std::ranges::find(kRules, kind, &Rule::kind);
+  return at == std::end(kRules) ? nullptr : at;
+}
+
 }  // namespace
+
+// What its rule makes of one.
+double states_of(const Optimizer& optimizer) {
+  const Rule* rule = rule_of(optimizer.kind);
+  if (rule == nullptr) return 0;
+  Graph g;
+  g.scopes.emplace_back();
+  const Dims dims{1 << 10, 1 << 10};
+  g.tensors = {{.name = "p", .dtype = DType::kF32, .dims = dims, .kind = TensorKind::kVariable},
+               {.name = "grad", .dtype = DType::kF32, .dims = dims, .kind = TensorKind::kInput}};
+  g.variables.emplace_back().tensor = 0;
+  UpdateBuilder b(g);
+  b.rate = b.step_scalar("learning_rate", DType::kF32);
+  rule->update(b, {.p = 0, .grad = 1, .decay = true, .rate = 1, .weight_decay = {}, .use = kNone, .rows = {}},
+               optimizer);
+  const auto bytes_of = [&](TensorId id) {
+    return static_cast<double>(element_count(g.tensor(id).dims) * size_of(g.tensor(id).dtype));
+  };
+  double bytes = 0;
+  for (const Variable& v : g.variables)
+    if (v.role == Role::kState) bytes += bytes_of(v.tensor);
+  return bytes / bytes_of(0);
+}
 
 void add_updates(Graph& graph) {
   const Optimizer& o = graph.training.optimizer;
@@ -320,20 +349,17 @@ void add_updates(Graph& graph) {
   const TensorId factor = clip(b, all, graph.training.clip_norm);
   const TensorId overflow = b.scale;
   b.scale = !scaled ? factor : factor == kNone ? overflow : b.emit(OpCode::k_mul, {factor, overflow});
-  for (const Rule& rule : kRules) {
-    if (rule.kind != o.kind) continue;
-    for (const Parameter& p : all) {
-      b.origin = p.use;
-      Optimizer own = o;
-      if (p.weight_decay) own.weight_decay = *p.weight_decay;
-      b.rate = p.rate == 1 ? rate : b.emit(OpCode::k_mul, {rate, b.constant(p.rate, b.g.tensor(rate).dtype)});
-      rule.update(b, p, own);
-    }
-    if (scaled) keep_on_overflow(b);
-    check_names(graph);
-    return;
+  const Rule* rule = rule_of(o.kind);
+  if (rule == nullptr) throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
+  for (const Parameter& p : all) {
+    b.origin = p.use;
+    Optimizer own = o;
+    if (p.weight_decay) own.weight_decay = *p.weight_decay;
+    b.rate = p.rate == 1 ? rate : b.emit(OpCode::k_mul, {rate, b.constant(p.rate, b.g.tensor(rate).dtype)});
+    rule->update(b, p, own);
   }
-  throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
+  if (scaled) keep_on_overflow(b);
+  check_names(graph);
 }
 
 }  // namespace whale

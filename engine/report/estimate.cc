@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/json.h"
+#include "cluster/device_kinds.h"
 #include "schedule/timing.h"
 #include "simulate/simulate.h"
 #include "task/unlike.h"
@@ -38,10 +39,8 @@ class Estimator {
     std::vector<std::pair<int32_t, const DeviceSpec*>> kinds;  // of each class: its program, a device like its own
     for (const DeviceRow& row : entry_.rows) {
       const DeviceSpec& device = plan_.devices[static_cast<size_t>(row.device)];
-      const auto at = std::ranges::find_if(kinds, [&](const auto& kind) {
-        return kind.first == row.program && kind.second->figures == device.figures &&
-               kind.second->memory_bytes == device.memory_bytes;
-      });
+      const auto at = std::ranges::find_if(
+          kinds, [&](const auto& kind) { return kind.first == row.program && are_alike(*kind.second, device); });
       const auto number = static_cast<size_t>(at - kinds.begin());
       if (at == kinds.end()) kinds.emplace_back(row.program, &device), out.classes.emplace_back();
       Estimate::Class& c = out.classes[number];

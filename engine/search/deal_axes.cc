@@ -451,17 +451,6 @@ bool are_unlike(const std::vector<DeviceSpec>& devices, const CostModel& cost) {
                                  }));
 }
 
-bool are_unlike(const std::vector<DeviceSpec>& devices) {
-  const auto rates = [](const DeviceSpec& d) {
-    DeviceFigures f = d.figures;
-    f.network = f.inside = f.host = {}, f.price_per_hour = 0;
-    return f;
-  };
-  return std::ranges::any_of(devices, [&](const DeviceSpec& d) {
-    return rates(d) != rates(devices[0]) || d.memory_bytes != devices[0].memory_bytes;
-  });
-}
-
 void deal_axes(const Graph& graph, const std::vector<DeviceSpec>& devices, const DealOptions& options,
                TaskGraphs& tasks) {
   if (are_unlike(devices, tasks.cost)) Dealer(graph, devices, options, tasks).run();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cluster/device_spec.h"
+#include "cluster/device_kinds.h"
 #include "ir/graph.h"
 #include "task/task_graph.h"
 
@@ -27,9 +27,7 @@ struct DealOptions {
   std::vector<Room> rooms;               // by device; empty: memory is not looked at
 };
 
-// Whether devices have figures of their own that differ.
-bool are_unlike(const std::vector<DeviceSpec>& devices);
-// Or a profile has other times of them.
+// Whether devices have figures of their own that differ (cluster/device_kinds.h), or a profile has other times of them.
 bool are_unlike(const std::vector<DeviceSpec>& devices, const CostModel& cost);
 
 // Fills in `shares` of axes that have none, the innermost first: the samples of replicas, the parts of splits in the

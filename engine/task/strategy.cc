@@ -348,6 +348,12 @@ void check_clauses(const Graph& graph, const std::vector<StrategyClause>& clause
   }
 }
 
+bool is_annotated(const Graph& graph) {
+  return std::ranges::any_of(graph.scopes, [](const Scope& s) {
+    return s.kind != ScopeKind::kRoot && s.kind != ScopeKind::kName && s.kind != ScopeKind::kCluster;
+  });
+}
+
 std::string to_string(const Scope& scope) {
   std::string inside;
   for (const Parameter& p : kParameters) {

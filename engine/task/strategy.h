@@ -24,6 +24,9 @@ std::vector<StrategyClause> parse_clauses(std::string_view text);
 // A clause for a scope that the graph does not have would be without effect: an error.
 void check_clauses(const Graph& graph, const std::vector<StrategyClause>& clauses);
 
+// Whether the model says itself how ops are cut; an order of its devices (`cluster`) alone does not.
+bool is_annotated(const Graph& graph);
+
 std::string to_string(const Scope& scope);              // "replica(2)"; parameters at their defaults are left out
 std::string to_string(const std::vector<Scope>& nest);  // parses to the same list
 const char* name_of(ScopeKind kind);                    // "replica", "split", ...

@@ -1,0 +1,143 @@
+#include "compile/device_sets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/text.h"
+#include "cluster/device_kinds.h"
+
+namespace whale {
+namespace {
+
+int64_t node_size(const std::vector<DeviceSpec>& devices) {
+  std::map<int, int64_t> sizes;
+  for (const DeviceSpec& d : devices) ++sizes[d.node];
+  int64_t common = 0;
+  for (const auto& [node, size] : sizes) common = std::gcd(common, size);
+  return common;
+}
+
+class Sets {
+ public:
+  Sets(const std::vector<DeviceSpec>& devices, const CompileOptions& options, Precision precision)
+      : devices_(devices), options_(options), precision_(precision), types_(names_of_kinds(devices)) {}
+
+  std::vector<DeviceSet> run() {
+    DeviceSet all;
+    std::map<std::string, std::vector<int32_t>> of_type;
+    for (size_t d = 0; d < devices_.size(); ++d) {
+      all.devices.push_back(static_cast<int32_t>(d));
+      of_type[types_[d]].push_back(all.devices.back());
+    }
+    add(all);
+    if (options_.search.ranks == 1) {
+      for (const auto& [type, list] : of_type) add_of_type(of_type.size() > 1 ? type + " alone" : "", list);
+      if (of_type.size() > 2)
+        for (const auto& [type, list] : of_type) add_without(type, all);
+      add_without_some(all);
+      if (are_unlike(devices_)) add_sorted(all);
+    }
+    for (DeviceSet& set : out_) measure(set);
+    return std::move(out_);
+  }
+
+ private:
+  const DeviceSpec& device(int32_t d) const { return devices_[static_cast<size_t>(d)]; }
+
+  void add(DeviceSet set) {
+    if (!set.devices.empty() &&
+        std::ranges::none_of(out_, [&](const DeviceSet& s) { return s.devices == set.devices; }))
+      out_.push_back(std::move(set));
+  }
+
+  void add_of_type(const std::string& name, const std::vector<int32_t>& list) {
+    add({.name = name, .devices = list});
+    std::vector<int> nodes;
+    for (const int32_t d : list)
+      if (nodes.empty() || nodes.back() != device(d).node) nodes.push_back(device(d).node);
+    for (size_t keep = nodes.size() / 2; keep > 0; keep /= 2) {
+      DeviceSet some{.name = fmt::format("{} of {} nodes", keep, nodes.size()), .devices = {}};
+      for (const int32_t d : list)
+        if (device(d).node <= nodes[keep - 1]) some.devices.push_back(d);
+      add(std::move(some));
+    }
+    size_t first = 0;
+    while (first < list.size() && device(list[first]).node == nodes[0]) ++first;
+    for (size_t keep = first; keep > 0; keep /= 2)
+      add({.name = fmt::format("{} of {} devices", keep, devices_.size()),
+           .devices = {list.begin(), list.begin() + static_cast<std::ptrdiff_t>(keep)}});
+  }
+
+  void add_without(const std::string& type, const DeviceSet& all) {
+    DeviceSet others{.name = "without " + type, .devices = {}};
+    for (const int32_t d : all.devices)
+      if (types_[static_cast<size_t>(d)] != type) others.devices.push_back(d);
+    add(std::move(others));
+  }
+
+  // Of 63 devices 60.
+  void add_without_some(const DeviceSet& all) {
+    constexpr double kLeast = 0.8, kMore = 1.25;  // of all; of what many ways are worth
+    const auto n = std::ssize(all.devices);
+    const auto worth = [](int64_t count) {
+      return static_cast<double>(count) * std::log2(1 + std::ssize(divisors(count)));
+    };
+    int64_t best = n;
+    for (int64_t count = n - 1; count >= kLeast * static_cast<double>(n); --count)
+      if (worth(count) > kMore * worth(n) && worth(count) > worth(best)) best = count;
+    std::vector<int32_t> slowest = all.devices;
+    std::ranges::stable_sort(slowest, {}, [&](int32_t d) { return device(d).figures.f32_flops_per_second; });
+    DeviceSet some{.name = fmt::format("{} of {} devices", best, n),
+                   .devices = {slowest.begin() + (n - best), slowest.end()}};
+    std::ranges::sort(some.devices);
+    add(std::move(some));
+  }
+
+  void add_sorted(const DeviceSet& all) {
+    std::map<int, double> room;  // of a node, and how fast it is where rooms are alike
+    for (const DeviceSpec& d : devices_)
+      room[d.node] =
+          std::max(room[d.node], static_cast<double>(d.memory_bytes) + 1e-6 * d.figures.f32_flops_per_second);
+    for (const bool rising : {false, true}) {
+      DeviceSet sorted{
+          .name = rising ? "smallest memory first" : "largest memory first", .devices = all.devices, .ordered = true};
+      std::ranges::stable_sort(sorted.devices, {},
+                               [&](int32_t d) { return (rising ? 1 : -1) * room.at(device(d).node); });
+      add(std::move(sorted));
+    }
+  }
+
+  void measure(DeviceSet& set) const {
+    set.specs = chosen_of(devices_, set.devices);
+    set.cost.emplace(set.specs, 1, options_.profile, precision_);
+    set.unlike = are_unlike(set.specs), set.node = node_size(set.specs);
+    for (const DeviceSpec& d : set.specs) {
+      set.memory = std::max(set.memory, d.memory_bytes);
+      set.flops += set.cost->rates_of(d).flops_per_second, set.price_hour += d.figures.price_per_hour;
+    }
+  }
+
+  const std::vector<DeviceSpec>& devices_;
+  const CompileOptions& options_;
+  Precision precision_;
+  std::vector<std::string> types_;
+  std::vector<DeviceSet> out_;
+};
+
+}  // namespace
+
+std::vector<DeviceSet> device_sets(const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                                   Precision precision) {
+  return Sets(devices, options, precision).run();
+}
+
+Ints divisors(int64_t n) {
+  Ints out;
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) out.push_back(d);
+  return out;
+}
+
+}  // namespace whale
