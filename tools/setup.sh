@@ -36,5 +36,5 @@ build_in() {
   fi
   echo "$*" >"$dir/arguments"
   # shellcheck disable=SC2086
-  ninja -C "$dir" ${BUILD_TARGETS:-}
+  ninja -C "$dir" ${BUILD_JOBS:+-j"$BUILD_JOBS"} ${BUILD_TARGETS:-}
 }

@@ -6,6 +6,7 @@ import concurrent.futures
 import itertools
 import os
 import pathlib
+import queue
 import re
 
 import equality
@@ -15,10 +16,24 @@ import test_presets
 
 @pytest.fixture(scope="session")
 def results(request):
-    """Runs the chosen cases, as many at once as there are cores."""
+    """Runs the chosen cases, as many at once as there are cores, each on one of them: where several share the cores, most of the time goes into
+    threads of one device that wait for each other. Every fourth case has all cores, as each strategy in ranks has."""
     chosen = {item.callspec.params["case"]["name"]: item.callspec.params["case"] for item in request.session.items if "results" in item.fixturenames}
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures = {name: pool.submit(equality.run, {k: v for k, v in case.items() if k != "name"}) for name, case in chosen.items()}
+    cores = sorted(os.sched_getaffinity(0))
+    free = queue.SimpleQueue()
+    for core in cores:
+        free.put(core)
+
+    def run(turn, case):
+        core = free.get()
+        os.sched_setaffinity(0, cores if turn % 4 == 0 else [core])  # of this thread, and so of what it starts
+        try:
+            return equality.run(case)
+        finally:
+            free.put(core)
+
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
+        futures = {name: pool.submit(run, turn, {k: v for k, v in case.items() if k != "name"}) for turn, (name, case) in enumerate(chosen.items())}
         yield futures
     if path := os.environ.get("WHALE_EQUALITY"):
         place = "" if equality.ON == "cpu" else f"-{equality.ON}"

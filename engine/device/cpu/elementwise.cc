@@ -2,6 +2,7 @@
 // float inside (rounded to bf16 or f16 after each step that says so, so that fusing changes no number) or int64 for
 // integer steps.
 #include <array>
+#include <cstring>
 #include <numeric>
 
 #include "device/cpu/copies.h"
