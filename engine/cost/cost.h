@@ -102,8 +102,8 @@ struct CostModel : Profile {
   DeviceRates rates_of(const DeviceSpec& device, bool of_half) const;
   DeviceRates rates_of(const DeviceSpec& device) const { return rates_of(device, half); }
   LinkRates host_of(const DeviceSpec& device) const;
-  // Of one message, or of each device of a ring; of the network of a node that `sharing` of them use at once, and of what
-  // is between zones, which `of_zone` do.
+  // Of one message, or of each device of a ring; of the network of a node that `sharing` of them use at once, and of
+  // what is between zones, which `of_zone` do.
   LinkRates between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing = 1, int64_t of_zone = 1) const;
 
   double held_seconds(double bytes) const { return bytes / freed_bytes_per_second; }  // what holding them is worth
