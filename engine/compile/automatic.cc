@@ -110,8 +110,9 @@ class Search {
     constexpr double kNone = std::numeric_limits<double>::infinity();
     CountsOff counts;
     double best = kNone, fastest = kNone;  // worth and seconds
+    std::set<const DeviceSet*> seen;       // by counts, types are told apart by their peaks alone: each has its try
     for (const Shape& shape : shapes_) {
-      const bool hopeless = worth_of(shape, counts.least_seconds(shape)) > best;
+      const bool hopeless = !seen.insert(shape.set).second && worth_of(shape, counts.least_seconds(shape)) > best;
       if (elapsed() > kLooked * asked_.seconds * (best < kNone ? 1 : kLonger) || hopeless) {
         ++out_.not_tried;
         continue;
@@ -154,7 +155,8 @@ class Search {
   // Estimates of pipelines have messages for nothing: the best are walked, until none that is left can be better were
   // its estimate as far off as any; what is too long for it is taken to be as much slower as those were.
   void simulate_best() {
-    double estimated = 0, walked = 0, off = 1, best = std::numeric_limits<double>::infinity();
+    constexpr double kTooHigh = 0.97;  // that an estimate may be, whatever was seen
+    double estimated = 0, walked = 0, off = kTooHigh, best = std::numeric_limits<double>::infinity();
     for (const Judged& j : out_.list)
       if (j.simulated && judge_.is_allowed(j)) best = std::min(best, judge_.worth(j));
     size_t walks = 0;

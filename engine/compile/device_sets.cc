@@ -36,6 +36,7 @@ class Sets {
       for (const auto& [type, list] : of_type) add_of_type(of_type.size() > 1 ? type + " alone" : "", list);
       if (of_type.size() > 2)
         for (const auto& [type, list] : of_type) add_without(type, all);
+      add_zones(all);
       add_without_some(all);
       if (are_unlike(devices_)) add_sorted(all);
     }
@@ -75,6 +76,15 @@ class Sets {
     for (const int32_t d : all.devices)
       if (types_[static_cast<size_t>(d)] != type) others.devices.push_back(d);
     add(std::move(others));
+  }
+
+  void add_zones(const DeviceSet& all) {
+    std::map<int, DeviceSet> zones;
+    for (const int32_t d : all.devices) zones[device(d).zone].devices.push_back(d);
+    for (auto& [zone, set] : zones) {
+      set.name = fmt::format("zone {} alone", zone);
+      add(std::move(set));
+    }
   }
 
   // Of 63 devices 60.

@@ -66,10 +66,12 @@ double tiled_seconds(const Product& p, const DeviceCurve& curve) {
   const double processors = static_cast<double>(curve.sheet.processors);
   const double rate = achieved_flops(p.bytes_an_element, curve) / processors;
   double best = std::numeric_limits<double>::infinity();
+  double known = 0, slower = 1;  // of the last area
   for (const Tile& tile : kTiles) {
     const double area = tile.m * tile.n;
+    if (area != known) known = area, slower = std::pow(area / kLargestTile, -curve.constants.tile_loss);
     const double tiles = p.batch * std::ceil(p.m / tile.m) * std::ceil(p.n / tile.n);
-    const double step = 2 * area * std::pow(area / kLargestTile, -curve.constants.tile_loss) / rate;
+    const double step = 2 * area * slower / rate;
     for (const double split : kSplits) {
       const double inner = (std::ceil(p.k / split / kInnerStep) + 1) * kInnerStep;
       double seconds = std::ceil(tiles * split / processors) * inner * step;
@@ -162,8 +164,9 @@ std::optional<Product> product_of(const OpView& op, const OpCost& cost) {
 double beside_memory(double arithmetic_seconds, double memory_seconds) {
   const double most = std::max(arithmetic_seconds, memory_seconds);
   if (most <= 0) return 0;
-  const double a = arithmetic_seconds / most, b = memory_seconds / most;
-  return most * std::pow(std::pow(a, kSharpness) + std::pow(b, kSharpness), 1 / kSharpness);
+  const double less = std::min(arithmetic_seconds, memory_seconds) / most, squared = less * less;
+  static_assert(kSharpness == 4);
+  return most * std::sqrt(std::sqrt(1 + squared * squared));
 }
 
 double product_seconds(const Product& product, const DeviceCurve& curve) {

@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "cluster/device_kinds.h"
+#include "cluster/cluster_file.h"
 #include "cluster/devices.h"
 #include "compile/automatic.h"
+#include "compile/device_sets.h"
 #include "compile/estimate.h"
 #include "compile/savings.h"
 #include "grad/passes.h"
@@ -33,6 +35,23 @@ TEST_CASE("device kinds: one predicate says who is alike; names tell those of on
   CHECK(chosen[0].type == "V100-32GB");
   CHECK(chosen[0].node == 0);
   CHECK(chosen[1].node == 1);
+}
+
+TEST_CASE("auto: of two sites with a thin wire between them the larger one alone") {
+  const auto found = [](const char* between) {
+    const std::vector<DeviceSpec> devices = devices_of_json(fmt::format(
+        R"({{"zones": {{"west": {{"network": "{0}"}}, "east": {{"network": "{0}"}}}},
+             "nodes": [{{"zone": "west", "devices": [{{"type": "T4", "count": 2}}], "network": "100Gb/s"}},
+                       {{"zone": "east", "count": 2, "devices": [{{"type": "T4", "count": 2}}], "network": "100Gb/s"}}]}})",
+        between));
+    CompileOptions options;
+    options.strategy = "auto";
+    return compile(small::gpt(24, OptimizerKind::kAdamW, 4, 128, 256, 512, 4).g, devices, options).devices;
+  };
+  const std::vector<DeviceSpec> thin = found("10Mb/s@40ms"), wide = found("100Gb/s@10us");
+  CHECK(thin.size() == 4);
+  for (const DeviceSpec& d : thin) CHECK(d.zone == 1);
+  CHECK(wide.size() == 6);
 }
 
 TEST_CASE("an optimizer's state, of a byte of a parameter: what its update rule makes") {
