@@ -110,9 +110,10 @@ class Search {
     constexpr double kNone = std::numeric_limits<double>::infinity();
     CountsOff counts;
     double best = kNone, fastest = kNone;  // worth and seconds
-    std::set<const DeviceSet*> seen;       // by counts, types are told apart by their peaks alone: each has its try
+    std::set<const DeviceSet*> seen;       // counts tell types apart by their peaks alone: of several each has its try
     for (const Shape& shape : shapes_) {
-      const bool hopeless = !seen.insert(shape.set).second && worth_of(shape, counts.least_seconds(shape)) > best;
+      const bool first = sets_[0].unlike && !shape.set->unlike && seen.insert(shape.set).second;
+      const bool hopeless = !first && worth_of(shape, counts.least_seconds(shape)) > best;
       if (elapsed() > kLooked * asked_.seconds * (best < kNone ? 1 : kLonger) || hopeless) {
         ++out_.not_tried;
         continue;
