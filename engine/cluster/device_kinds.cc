@@ -47,6 +47,14 @@ bool are_unlike(const std::vector<DeviceSpec>& devices) {
   });
 }
 
+std::vector<int64_t> sharers_of(const std::vector<DeviceSpec>& devices) {
+  std::map<std::pair<int, std::vector<int>>, int64_t> known;  // node, cores
+  for (const DeviceSpec& d : devices) ++known[{d.node, d.cores}];
+  std::vector<int64_t> out;
+  for (const DeviceSpec& d : devices) out.push_back(d.cores.empty() ? 1 : known[{d.node, d.cores}]);
+  return out;
+}
+
 std::vector<DeviceSpec> chosen_of(const std::vector<DeviceSpec>& devices, const std::vector<int32_t>& chosen) {
   std::vector<DeviceSpec> out;
   std::map<int, int> nodes;

@@ -22,6 +22,9 @@ std::vector<std::string> names_of_kinds(const std::vector<DeviceSpec>& devices);
 // memory does.
 bool are_unlike(const std::vector<DeviceSpec>& devices);
 
+// How many of them run on its cores, each itself included.
+std::vector<int64_t> sharers_of(const std::vector<DeviceSpec>& devices);
+
 // The chosen ones, with nodes numbered anew.
 std::vector<DeviceSpec> chosen_of(const std::vector<DeviceSpec>& devices, const std::vector<int32_t>& chosen);
 

@@ -57,7 +57,7 @@ class Courier {
   // The body must stay as it is until the receiver hears that the letter is sent: at once, or later. Letters without a
   // ticket have a small body or none, which is copied. From any thread. Letters from one rank to another come in order,
   // but for large ones, which may come after smaller ones that were sent later. What cannot be sent is not: the
-  // receiver hears that the rank is lost.
+  // receiver hears that the rank is lost, or the one without which it cannot be reached.
   virtual void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) = 0;
   // That rank can read the memory of this one, as far as is known.
   virtual bool lends_to(int /*rank*/) const { return false; }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/text.h"
+#include "cluster/device_kinds.h"
 #include "compile/checks.h"
 #include "cost/measured.h"
 #include "grad/passes.h"
@@ -59,10 +60,9 @@ double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks, cons
 std::string profile_note(const std::vector<DeviceSpec>& devices, const Profile& profile) {
   if (!profile.measured) return "";
   std::set<MeasuredKind> with, without;
-  std::map<std::vector<int>, int64_t> users;
-  for (const DeviceSpec& d : devices) ++users[d.cores];
-  for (const DeviceSpec& d : devices) {
-    const MeasuredKind kind = kind_of(d, users[d.cores]);
+  const std::vector<int64_t> sharers = sharers_of(devices);
+  for (size_t d = 0; d < devices.size(); ++d) {
+    const MeasuredKind kind = kind_of(devices[d], sharers[d]);
     (profile.measured->of(kind) != nullptr ? with : without).insert(kind);
   }
   const auto names = [](const std::set<MeasuredKind>& kinds) {

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "cluster/device_kinds.h"
 #include "cost/measured.h"
 
 namespace whale {
@@ -69,7 +70,19 @@ CostModel::CostModel(const std::vector<DeviceSpec>& devices, double price, const
       bf16(precision == Precision::kBFloat16),
       unknown(profile.device) {
   freed_bytes_per_second /= memory_price;
-  for (const DeviceSpec& d : devices) ++users_[d.cores];
+  const std::vector<int64_t> sharers = sharers_of(devices);
+  double most = 0;  // cores of a device
+  for (size_t d = 0; d < devices.size(); ++d) {
+    Cores& mine = cores_[{devices[d].node, devices[d].cores}];
+    mine = {sharers[d], 0};
+    if (!devices[d].named || devices[d].figures.known()) continue;
+    mine.speed = static_cast<double>(devices[d].cores.size()) / static_cast<double>(sharers[d]);
+    most = std::max(most, mine.speed);
+  }
+  for (auto& [_, mine] : cores_) {
+    mine.speed = mine.speed > 0 ? mine.speed / most : 1;
+    unlike_cores_ |= mine.speed < 1;
+  }
   const Profile usual = *this;
   bool first = true, pairs = false;  // pairs: of a node
   for (size_t d = 0; d < devices.size(); ++d) {
@@ -112,10 +125,10 @@ DeviceRates CostModel::rates_of(const DeviceSpec& d, bool of_half) const {
            f.seconds_per_op > 0 ? f.seconds_per_op : unknown.seconds_per_op};
     out.curve = curve_of_type(d.type);
   }
-  if (measured) {
-    const auto users = users_.find(d.cores);
-    out.measured = measured->of(kind_of(d, users == users_.end() ? 1 : users->second));
-  }
+  const auto found = cores_.find({d.node, d.cores});
+  const Cores mine = found == cores_.end() ? Cores{} : found->second;
+  out.flops_per_second *= mine.speed, out.bytes_per_second *= mine.speed, out.seconds_per_op /= mine.speed;
+  if (measured) out.measured = measured->of(kind_of(d, mine.sharers));
   return out;
 }
 

@@ -101,6 +101,7 @@ struct CostModel : Profile {
 
   DeviceRates rates_of(const DeviceSpec& device, bool of_half) const;
   DeviceRates rates_of(const DeviceSpec& device) const { return rates_of(device, half); }
+  bool has_unlike_cores() const { return unlike_cores_; }
   LinkRates host_of(const DeviceSpec& device) const;
   // Of one message, or of each device of a ring; of the network of a node that `sharing` of them use at once, and of
   // what is between zones, which `of_zone` do.
@@ -109,7 +110,14 @@ struct CostModel : Profile {
   double held_seconds(double bytes) const { return bytes / freed_bytes_per_second; }  // what holding them is worth
 
  private:
-  std::map<std::vector<int>, int> users_;  // of the same cores: devices of the plan
+  // By node and cores: devices of the plan that share them, and what one of them reaches of the plan's fastest. Those
+  // alone of which that is known by their cores: named by hand, and nobody has measured them.
+  struct Cores {
+    int64_t sharers = 1;
+    double speed = 1;
+  };
+  std::map<std::pair<int, std::vector<int>>, Cores> cores_;
+  bool unlike_cores_ = false;
 };
 
 OpCost operator+(const OpCost& a, const OpCost& b);

@@ -11,6 +11,7 @@
 #include "base/no_signals.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "cluster/device_kinds.h"
 #include "cluster/devices.h"
 #include "cost/measured.h"
 #include "probe/probe.h"
@@ -152,13 +153,22 @@ struct Sums {
   std::map<int64_t, std::pair<MeasuredStep, int64_t>> steps;            // samples; with how many
 };
 
-void add(const DeviceRun& run, int64_t samples, Sums& sums) {
+// On cores that others share an instruction runs alone, or its queue waits for its turn meanwhile: the median is that
+// of the former, so the turns are dealt to all of them.
+double turns_of(const DeviceRun& run) {
+  double inside = 0;
+  for (const auto& [_, list] : run.timings().seconds) inside += median(list);
+  return inside > 0 ? std::max(1.0, median(run.timings().steps) / inside) : 1;
+}
+
+void add(const DeviceRun& run, int64_t samples, bool shared, Sums& sums) {
   auto& [step, count] = sums.steps[samples];
   step.samples = samples, ++count;
   step.step += median(run.timings().steps);
   const Program& program = run.program();
+  const double turns = shared ? turns_of(run) : 1;
   for (const auto& [i, list] : run.timings().seconds) {
-    const double seconds = std::max(median(list), 1e-9);
+    const double seconds = std::max(turns * median(list), 1e-9);
     (i->phase == Phase::kForward ? step.forward : i->phase == Phase::kUpdate ? step.update : step.backward) += seconds;
     const InstructionKind kind = i->kind();
     if (kind != InstructionKind::kKernel && kind != InstructionKind::kFeed && kind != InstructionKind::kFetch) continue;
@@ -266,14 +276,13 @@ Json profile_model(const std::shared_ptr<Backends>& backends, const Graph& graph
   const bool trains = graph.training.loss != kNone && graph.training.optimizer.kind != OptimizerKind::kNone;
   (trains ? compiled.train_batches : compiled.eval_batches) = samples;
 
-  std::map<std::vector<int>, int64_t> users;
-  for (const DeviceSpec& d : devices) ++users[d.cores];
+  const std::vector<int64_t> sharers = sharers_of(devices);
   std::vector<MeasuredKind> kinds;
   std::vector<std::shared_ptr<const Plan>> plans;
   std::vector<std::unique_ptr<DeviceRun>> runs;
-  for (const DeviceSpec& d : devices) {
-    kinds.push_back(kind_of(d, users[d.cores]));
-    DeviceSpec alone = d;
+  for (size_t d = 0; d < devices.size(); ++d) {
+    kinds.push_back(kind_of(devices[d], sharers[d]));
+    DeviceSpec alone = devices[d];
     alone.node = 0;
     plans.push_back(std::make_shared<const Plan>(compile(graph, {alone}, compiled)));
     runs.push_back(std::make_unique<DeviceRun>(backends, plans.back(), options));
@@ -286,7 +295,7 @@ Json profile_model(const std::shared_ptr<Backends>& backends, const Graph& graph
       std::vector<const Entry*> entries;
       for (const auto& plan : plans) entries.push_back(plan->find_entry(trains ? "train" : "eval", b));
       together.run(entries);
-      for (size_t k = 0; k < runs.size(); ++k) add(*runs[k], b, sums[kinds[k]]);
+      for (size_t k = 0; k < runs.size(); ++k) add(*runs[k], b, kinds[k].sharing > 1, sums[kinds[k]]);
       progress.add();
     }
   }

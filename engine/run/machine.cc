@@ -173,6 +173,16 @@ Error error_of(const Notice& notice, const World& world, const Notice* mine) noe
   return out.at_rank(other ? static_cast<int>(notice.subject) - 1 : notice.rank);
 }
 
+AreaBytes areas_of(const Plan& plan, size_t device) {
+  AreaBytes out;
+  for (const Entry& entry : plan.entries) {
+    const Program& program = entry.programs.at(static_cast<size_t>(entry.rows.at(device).program));
+    out.device = std::max(out.device, static_cast<size_t>(program.arena_bytes));
+    out.host = std::max(out.host, static_cast<size_t>(program.host_bytes));
+  }
+  return out;
+}
+
 Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, std::optional<World> world)
     : plan_(plan), world_(std::move(world)) {
   std::vector<Device*> devices;
@@ -186,12 +196,6 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, 
                                  : make_reference(plan.groups, world_->wire, world_->ranks, plan.profile);
   if (wire() != nullptr) ear_ = std::make_unique<Ear>(*wire());
   team_ = std::make_unique<Team>(devices);
-  size_t arena = 0, host = 0;
-  for (const Entry& entry : plan.entries)
-    for (const Program& program : entry.programs) {
-      arena = std::max(arena, static_cast<size_t>(program.arena_bytes));
-      host = std::max(host, static_cast<size_t>(program.host_bytes));
-    }
   team_->on_each("hold the variables and activations", [&](int device) {
     const size_t d = static_cast<size_t>(device);
     DeviceMemory& memory = *memory_[d];
@@ -199,8 +203,9 @@ Machine::Machine(const Plan& plan, std::vector<std::unique_ptr<Device>> opened, 
       for (const HeldPart& held : variables_[v])
         if (std::find(held.devices.begin(), held.devices.end(), d) != held.devices.end())
           memory.add_variable(v, held.part.bytes(), plan_.variables[v].memory);
-    memory.arena(arena);
-    if (host > 0) memory.host_arena(host);
+    const AreaBytes areas = areas_of(plan_, d);
+    memory.arena(areas.device);
+    if (areas.host > 0) memory.host_arena(areas.host);
     memory.step_parameters();
   });
 }

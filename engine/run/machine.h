@@ -127,6 +127,12 @@ Error error_of(const Notice& notice, const World& world, const Notice* mine = nu
 // A run that another one, which has left the world, takes no part in.
 Error has_left(const World& world, int rank);
 
+// Of a device's areas: those of its largest entry serve the others.
+struct AreaBytes {
+  size_t device = 0, host = 0;
+};
+AreaBytes areas_of(const Plan& plan, size_t device);
+
 class Machine {
  public:
   // `devices`: opened, in the order of the plan's; null: another rank's. The plan must outlive the machine. `world`: of

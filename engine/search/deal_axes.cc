@@ -22,12 +22,29 @@ namespace {
 
 // Of a stage's ops for the whole batch: what a device of some rates takes for all of it is linear in its share, unless
 // a profile says what it takes by size.
+// Ops that take the same on every device: those of layers that are alike.
+struct OpsAlike {
+  OpCost cost;
+  OpShape shape;  // where there is a profile
+  std::optional<Product> product;
+  int64_t extent = 1;  // the coarsest that a split may cut; 1: none
+  double count = 0;
+  auto key() const {
+    const Product p = product.value_or(Product{.batch = 0});
+    return std::make_tuple(cost.flops, cost.bytes, shape.key, shape.numbers, p.batch, p.m, p.n, p.k, p.bytes_an_element,
+                           p.row, extent);
+  }
+};
+
 struct StageWork {
-  std::vector<OpCost> costs;
-  std::vector<OpShape> shapes;  // where there is a profile
-  std::vector<std::optional<Product>> products;
-  std::vector<int64_t> extents;  // the coarsest that a split may cut, of each op; 1: none
-  double parameters = 0;         // bytes that are trained, whatever the batch
+  std::vector<OpsAlike> ops;
+  std::map<decltype(OpsAlike().key()), size_t> known = {};  // to the ops
+  double parameters = 0;                                    // bytes that are trained, whatever the batch
+  void add(OpsAlike op) {
+    const auto [at, fresh] = known.try_emplace(op.key(), ops.size());
+    if (fresh) ops.push_back(std::move(op));
+    ++ops[at->second].count;
+  }
 };
 
 // Seconds of the work by the part of it, as measured or by a device's curve.
@@ -103,9 +120,9 @@ class Dealer {
       const int32_t stage = scope < tasks.stage_of_scope.size() ? std::max(0, tasks.stage_of_scope[scope]) : 0;
       StageWork& mine = work_[static_cast<size_t>(tasks.mesh_of_stage[static_cast<size_t>(stage)])];
       const OpView view = view_of(graph, op);
-      mine.costs.push_back(cost_of(view));
-      mine.products.push_back(product_of(view, mine.costs.back()));
-      if (tasks.cost.measured) mine.shapes.push_back(shape_of(view, mine.costs.back()));
+      OpsAlike ops{.cost = cost_of(view), .shape = {}, .product = {}};
+      ops.product = product_of(view, ops.cost);
+      if (tasks.cost.measured) ops.shape = shape_of(view, ops.cost);
       int64_t coarsest = 0;
       const std::vector<Factor>& list = factors.of(op).list;
       for (size_t f = 0; f < list.size(); ++f) {
@@ -113,7 +130,8 @@ class Dealer {
         const int64_t extent = list[f].extent / list[f].unit;
         if (extent > 1 && (coarsest == 0 || extent < coarsest)) coarsest = extent;
       }
-      mine.extents.push_back(std::max<int64_t>(1, coarsest));
+      ops.extent = std::max<int64_t>(1, coarsest);
+      mine.add(std::move(ops));
       for (const TensorId t : op.inputs)
         if (t != kNone && trained.erase(t) > 0) {
           const Tensor& tensor = graph.tensor(t);
@@ -143,12 +161,12 @@ class Dealer {
       out.by_part = std::make_shared<WorkByPart>([&](double part) {
         if (rates.measured != nullptr && !rates.measured->layers.empty()) return layer_seconds(mesh, rates, part);
         double all = 0;
-        for (size_t i = 0; i < work_[mesh].costs.size(); ++i) all += seconds_of(mesh, i, rates, part);
+        for (size_t i = 0; i < work_[mesh].ops.size(); ++i) all += seconds_of(mesh, i, rates, part);
         return all;
       });
-    for (const OpCost& cost : work_[mesh].costs) {
-      out.start += rates.seconds_per_op;
-      out.all += op_seconds(cost, rates) - rates.seconds_per_op;
+    for (const OpsAlike& ops : work_[mesh].ops) {
+      out.start += ops.count * rates.seconds_per_op;
+      out.all += ops.count * (op_seconds(ops.cost, rates) - rates.seconds_per_op);
     }
     out.start *= tasks_.cost.passes * static_cast<double>(options_.micro_batches);
     out.all *= tasks_.cost.passes;
@@ -167,7 +185,7 @@ class Dealer {
   double layer_seconds(size_t mesh, const DeviceRates& rates, double part) const {
     const auto by_rates = [&](const StageWork& work) {
       double all = 0;
-      for (const OpCost& cost : work.costs) all += op_seconds(cost, rates);
+      for (const OpsAlike& ops : work.ops) all += ops.count * op_seconds(ops.cost, rates);
       return all;
     };
     double all = 0;
@@ -180,23 +198,24 @@ class Dealer {
     return all > 0 ? seconds * micro_batches * by_rates(work_[mesh]) / all : 0;
   }
 
-  // Forward and backward of an op, of a part of the whole batch's work.
+  // Forward and backward of ops that are alike, of a part of the whole batch's work.
   double seconds_of(size_t mesh, size_t i, const DeviceRates& rates, double part) const {
-    const OpCost& cost = work_[mesh].costs[i];
+    const OpsAlike& ops = work_[mesh].ops[i];
     if (rates.measured != nullptr) {
       const auto micro_batches = static_cast<double>(std::max<int64_t>(1, options_.micro_batches));
       const double passes = rates.measured->passes(part * static_cast<double>(options_.batch) / micro_batches);
-      const OpShape& shape = work_[mesh].shapes[i];
       auto& known = times_[{rates.measured, mesh}];
-      if (known.empty()) known.resize(work_[mesh].costs.size());
+      if (known.empty()) known.resize(work_[mesh].ops.size());
       if (!known[i])
         known[i] = std::make_shared<std::optional<MeasuredTimes>>(
-            rates.measured->of(shape, rates.flops_per_second, rates.bytes_per_second));
+            rates.measured->of(ops.shape, rates.flops_per_second, rates.bytes_per_second));
       if (*known[i])
-        return (passes > 0 ? passes : tasks_.cost.passes) * micro_batches * (*known[i])->at(part / micro_batches);
+        return ops.count * (passes > 0 ? passes : tasks_.cost.passes) * micro_batches *
+               (*known[i])->at(part / micro_batches);
     }
     const auto micro_batches = static_cast<double>(std::max<int64_t>(1, options_.micro_batches));
-    return tasks_.cost.passes * micro_batches * op_seconds(cost, work_[mesh].products[i], rates, part / micro_batches);
+    return ops.count * tasks_.cost.passes * micro_batches *
+           op_seconds(ops.cost, ops.product, rates, part / micro_batches);
   }
 
   bool may_deal(size_t m, size_t a) const {
@@ -349,8 +368,8 @@ class Dealer {
       const DeviceRates rates = tasks_.cost.rates_of(devices_[static_cast<size_t>(mesh.devices[k])], options_.half);
       const double part = part_of(mesh, at, a);
       double seconds = 0;
-      for (size_t i = 0; i < work_[m].costs.size(); ++i) {
-        const int64_t extent = std::max(work_[m].extents[i], mesh.axes[a].size);
+      for (size_t i = 0; i < work_[m].ops.size(); ++i) {
+        const int64_t extent = std::max(work_[m].ops[i].extent, mesh.axes[a].size);
         Ints& shares = rounded[extent];
         if (shares.empty()) shares = round_shares(extent, weights);
         const double mine =
@@ -384,7 +403,8 @@ class Dealer {
   // The parts of a split: in the coarsest units that divide its ops best, or by speed alone; what fits comes first.
   std::vector<double> of_parts(size_t m, size_t a) {
     const MeshAxis& axis = tasks_.meshes[m].axes[a];
-    std::vector<int64_t> extents = work_[m].extents;
+    std::vector<int64_t> extents;
+    for (const OpsAlike& ops : work_[m].ops) extents.push_back(ops.extent);
     std::ranges::sort(extents);
     extents.erase(std::unique(extents.begin(), extents.end()), extents.end());
     std::erase_if(extents, [&](int64_t e) { return e < axis.size; });
@@ -445,10 +465,12 @@ std::vector<StageBytes> stage_bytes_of_devices(const TaskGraphs& tasks, size_t d
 }
 
 bool are_unlike(const std::vector<DeviceSpec>& devices, const CostModel& cost) {
-  const MeasuredDevice* first = devices.empty() ? nullptr : cost.rates_of(devices[0]).measured;
-  return are_unlike(devices) || (cost.measured && std::ranges::any_of(devices, [&](const DeviceSpec& d) {
-                                   return cost.rates_of(d).measured != first;
-                                 }));
+  if (devices.empty() || are_unlike(devices)) return !devices.empty();
+  const DeviceRates first = cost.rates_of(devices[0]);
+  return std::ranges::any_of(devices, [&](const DeviceSpec& d) {
+    const DeviceRates mine = cost.rates_of(d);
+    return mine.measured != first.measured || mine.flops_per_second != first.flops_per_second;
+  });
 }
 
 void deal_axes(const Graph& graph, const std::vector<DeviceSpec>& devices, const DealOptions& options,

@@ -17,14 +17,11 @@ std::string gigabytes(uint64_t bytes) { return fmt::format("{:.1f} GB", static_c
 
 // Before its first step.
 std::vector<uint64_t> needed_by_device(const Plan& plan) {
-  int64_t arena = 0, host = 0;  // areas of the largest entry serve the others
-  for (const Entry& entry : plan.entries)
-    for (const Program& program : entry.programs) {
-      arena = std::max(arena, program.arena_bytes);
-      host = std::max(host, program.host_bytes);
-    }
   std::vector<uint64_t> needed(plan.devices.size());
-  for (uint64_t& bytes : needed) add(bytes, static_cast<uint64_t>(arena)), add(bytes, static_cast<uint64_t>(host));
+  for (size_t d = 0; d < needed.size(); ++d) {
+    const AreaBytes areas = areas_of(plan, d);
+    add(needed[d], areas.device), add(needed[d], areas.host);
+  }
   for (const PlanVariable& variable : plan.variables)
     for (const HeldPart& held : held_parts(plan, variable))
       for (const size_t device : held.devices) add(needed[device], held.part.bytes());
@@ -53,19 +50,6 @@ void check_memory(const Plan& plan, const HostMemory& found, const std::vector<i
       plan.devices.size(), plan.model, gigabytes(sum), d, to_string(plan.devices[d]), gigabytes(needed[d]),
       gigabytes(found.bytes), found.where)
       .at_device(static_cast<int>(d));
-}
-
-void reserve_areas(Machine& machine, const Plan& plan) {
-  for (size_t d = 0; d < machine.size(); ++d) {
-    if (!machine.is_here(d)) continue;
-    int64_t arena = 0, host = 0;
-    for (const Entry& entry : plan.entries) {
-      const Program& program = entry.programs.at(static_cast<size_t>(entry.rows.at(d).program));
-      arena = std::max(arena, program.arena_bytes), host = std::max(host, program.host_bytes);
-    }
-    machine.memory(d).arena(static_cast<size_t>(arena));
-    if (host > 0) machine.memory(d).host_arena(static_cast<size_t>(host));
-  }
 }
 
 void check_memory(Machine& machine, const Plan& plan, const Entry& entry, const HostMemory& found) {

@@ -12,8 +12,6 @@ namespace whale {
 // here. Empty: all are here.
 void check_memory(const Plan& plan, const HostMemory& found, const std::vector<int32_t>& ranks = {}, int rank = 0);
 
-// The areas of the largest entry of each device here, which serve all.
-void reserve_areas(Machine& machine, const Plan& plan);
 // Throws resource_exhausted when the areas that one more entry takes are not there, or beyond what a device may take.
 void check_memory(Machine& machine, const Plan& plan, const Entry& entry, const HostMemory& found);
 

@@ -167,7 +167,6 @@ struct Session::Impl {
     // What null devices hold is never computed with: no hours are spent on drawing 10^12 values.
     if (traits(plan->devices.front().kind).computes)
       initialize_variables(*machine, options.seed, cores, options.init_files);
-    reserve_areas(*machine, *plan);
     for (const Entry& entry : plan->entries) add_executor(entry, true);
   }
 

@@ -90,9 +90,12 @@ LinkRates PlanRates::link(int32_t link, int32_t device) const {
 
 std::vector<int32_t> PlanRates::kinds() const {
   std::vector<int32_t> out(plan_.devices.size());
-  const auto measured = [&](size_t d) { return rates_[0][d].measured; };
+  const auto work_alike = [&](size_t a, size_t b) {
+    const DeviceRates &one = rates_[0][a], &other = rates_[0][b];
+    return one.measured == other.measured && one.flops_per_second == other.flops_per_second;
+  };
   bool alike = uniform_;
-  for (size_t d = 1; d < out.size(); ++d) alike &= measured(d) == measured(0);
+  for (size_t d = 1; d < out.size(); ++d) alike &= work_alike(d, 0);
   if (alike) return out;
   using Key = std::pair<size_t, std::vector<LinkRates>>;
   std::vector<Key> known;
@@ -103,7 +106,7 @@ std::vector<int32_t> PlanRates::kinds() const {
     for (size_t l = 0; l < entry_.links.size(); ++l)
       key.second.push_back(link(static_cast<int32_t>(l), static_cast<int32_t>(d)));
     const auto at = std::ranges::find_if(known, [&](const Key& k) {
-      return plan_.devices[k.first].figures == plan_.devices[d].figures && measured(k.first) == measured(d) &&
+      return plan_.devices[k.first].figures == plan_.devices[d].figures && work_alike(k.first, d) &&
              k.second == key.second;
     });
     out[d] = static_cast<int32_t>(at - known.begin());

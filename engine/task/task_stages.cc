@@ -96,7 +96,9 @@ std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector
   bool complete = true;
   const int64_t pipelines = product(leaf.nest, 0, leaf.outer(), complete);
   const int64_t there = std::ssize(devices) / std::max<int64_t>(1, pipelines * count);
-  if (!cost.measured && std::ranges::none_of(devices, [](const DeviceSpec& d) { return d.figures.known(); })) return {};
+  if (!cost.measured && !cost.has_unlike_cores() &&
+      std::ranges::none_of(devices, [](const DeviceSpec& d) { return d.figures.known(); }))
+    return {};
   if (!complete || virtual_stages > 1 || there * pipelines * count != std::ssize(devices)) return {};
   const std::vector<int32_t> order = likely_order(leaf, devices);
   std::vector<DeviceRates> out;

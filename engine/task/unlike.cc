@@ -99,14 +99,15 @@ void count_devices(const Scope& replicas, std::vector<Inside>& inside, int64_t t
   }
 }
 
-// Samples in proportion to what the devices do in a second; where that is not known, to their number.
+// Samples in proportion to what the devices do in a second; where that is known of some alone, to their number.
 std::vector<double> weights_of(const Scope& replicas, const std::vector<Inside>& inside,
                                const std::vector<DeviceSpec>& devices, const CostModel& cost) {
   if (!replicas.shares.empty()) {
     round_shares(1, replicas.shares);  // some are positive
     return replicas.shares;
   }
-  const bool known = std::ranges::all_of(devices, [](const DeviceSpec& d) { return d.figures.known(); });
+  const auto known_of = [](const DeviceSpec& d) { return d.figures.known(); };
+  const bool known = std::ranges::all_of(devices, known_of) || std::ranges::none_of(devices, known_of);
   std::vector<double> out;
   auto device = devices.begin();
   for (const Inside& own : inside) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cluster/device_kinds.h"
 #include "cluster/devices.h"
 #include "compile/automatic.h"
 #include "compile/checks.h"
@@ -51,6 +52,35 @@ TEST_CASE("mixed: replicas get samples by speed") {
   // Replicas of two: as fast as their ways together; equal ones inside.
   const Plan nested = compile(m.g, of_speeds("null", {2, 2, 1, 1}), with("replica(2) > split(2)"));
   CHECK(samples_of(nested) == Ints{8, 8, 4, 4});
+}
+
+// What does not go by samples (updates, starts) is little beside what does.
+const small::Model& wide() {
+  static const small::Model model = small::mlp(24576, OptimizerKind::kSgd, 64, 64);
+  return model;
+}
+// In 24ths of the batch.
+Ints parts_of(const std::vector<DeviceSpec>& devices) {
+  Ints out;
+  for (const int64_t n : samples_of(compile(wide().g, devices, with("replica")))) out.push_back((n + 512) / 1024);
+  return out;
+}
+
+TEST_CASE("mixed: devices that nobody has measured are as fast as their cores") {
+  CHECK(parts_of(parse_devices("cpu@0,cpu@1*2", {0, 1})) == Ints{12, 6, 6});
+  CHECK(parts_of(parse_devices("cpu@0-2,cpu@3", {0, 1, 2, 3})) == Ints{18, 6});
+  CHECK(parts_of(parse_devices("cpu@0*3", {0})) == Ints{8, 8, 8});
+  // Figures of their own are of what they reach there.
+  std::vector<DeviceSpec> probed = parse_devices("cpu@0,cpu@1*2", {0, 1});
+  for (DeviceSpec& d : probed) d.figures.f32_flops_per_second = 1e9, d.figures.bytes_per_second = 1e9;
+  CHECK(parts_of(probed) == Ints{8, 8, 8});
+}
+
+TEST_CASE("mixed: cores of the same number on two nodes are two cores") {
+  std::vector<DeviceSpec> devices = parse_devices("cpu@0*3", {0});
+  devices[2].node = 1;
+  CHECK(sharers_of(devices) == std::vector<int64_t>{2, 2, 1});
+  CHECK(parts_of(devices) == Ints{6, 6, 12});
 }
 
 TEST_CASE("mixed: ways of a split get parts by speed, in units of what is cut") {

@@ -18,6 +18,7 @@
 #include "checkpoint_kit.h"
 #include "cluster/devices.h"
 #include "compile/compile.h"
+#include "plan/figures.h"
 #include "session/cores.h"
 #include "session/initialize.h"
 #include "small_models.h"
@@ -485,6 +486,23 @@ TEST_CASE("session: timeline and report") {
   const auto report = nlohmann::json::parse(job.session.report());
   CHECK(report["devices"].size() == 2);
   CHECK(report["devices"][1]["bytes"]["parameters"] == (4 * 16 + 16 + 16 * 3) * 4);
+}
+
+TEST_CASE("session: a device takes what its own programs need, not what others' do") {
+  Job job("ref:2", 8, OptimizerKind::kAdamW, {}, "replica(2, shares=[3,1])");
+  job.step(Batch(8));
+  const Plan& plan = job.session.plan();
+  const auto report = nlohmann::json::parse(job.session.report());
+  std::vector<int64_t> totals;
+  for (size_t d = 0; d < 2; ++d) {
+    const auto& bytes = report["devices"][d]["bytes"];
+    totals.push_back(bytes["total"].get<int64_t>() - bytes["workspace"].get<int64_t>());
+    int64_t planned = 0;
+    for (const Entry& entry : plan.entries)
+      planned = std::max(planned, memory_of(plan, entry, static_cast<size_t>(entry.rows[d].program)).device.total());
+    CHECK(totals[d] == planned);
+  }
+  CHECK(totals[1] < totals[0]);
 }
 
 TEST_CASE("session: in a child after fork every call says so") {

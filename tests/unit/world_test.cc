@@ -1,4 +1,5 @@
 // Several ranks in one process: they share a store and a wire of flat bytes.
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/read_memory.h"
 #include "caught.h"
+#include "comm/courier_library.h"
 #include "comm/post.h"
 #include "comm/transport.h"
 #include "data/convert.h"
@@ -365,6 +367,38 @@ TEST_CASE("every collective over UCX gives the bits of the one in shared memory"
     for (const auto& world : worlds) wires.push_back(world->next().wire);
     return wires;
   });
+}
+
+TEST_CASE("a rank that is not reached since another one is lost is not the lost one") {
+  if (ucx_folder().empty()) return;
+  struct Listener final : Courier::Receiver {
+    Courier::Ticket accept(const LetterHead&, size_t, char*&) override { return {}; }
+    void arrived(const Courier::Ticket&) noexcept override {}
+    void sent(const Courier::Ticket&) noexcept override {}
+    void lost(int rank, const std::string& why) noexcept override { ranks.push_back(rank), last = why; }
+    std::vector<int> ranks;
+    std::string last;
+  } listener;
+  void* library = dlopen((ucx_folder() + "/libwhale_ucx.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  REQUIRE(library != nullptr);
+  const auto* entry = static_cast<const CourierEntry*>(dlsym(library, WHALE_COURIER_SYMBOL));
+  REQUIRE(entry != nullptr);
+  CourierOptions options{.rank = 1, .size = 4, .near = {true, true, true, true}, .readable = {0, 0, 0, 0}};
+  int of = 0;  // who is said to be at fault; -1: nobody
+  options.publish = [](const std::string&) {};
+  options.address_of = [&](int) -> std::string { throw error(Code::kUnavailable, "no address of {}", of).at_rank(of); };
+  options.doubt = [](int, const std::string&) { return false; };
+  options.has_left = [](int) { return false; };
+  const std::unique_ptr<Courier> courier = entry->create(options, listener);
+  courier->send(2, {}, nullptr, 0, {});
+  courier->send(2, {}, nullptr, 0, {});
+  CHECK(listener.ranks == std::vector<int>{0});  // once
+  CHECK(listener.last == "no address of 0");
+  of = 1;  // nobody hears of oneself
+  courier->send(2, {}, nullptr, 0, {});
+  of = -1;
+  courier->send(3, {}, nullptr, 0, {});
+  CHECK(listener.ranks == std::vector<int>{0, 2, 3});
 }
 
 TEST_CASE("sessions keep what they need of a world that is released") {

@@ -68,7 +68,8 @@ class UcxCourier final : public Courier {
         address = options_.address_of(to);
       } catch (const Error& e) {
         const std::lock_guard lock(mutex_);
-        return lose(to, e.message());  // which is that rank's: it is lost, has left, or does not come
+        const int at_fault = e.where().rank;  // it is lost, has left, or does not come; be it that one or another
+        return lose(at_fault >= 0 && at_fault < size() && at_fault != rank() ? at_fault : to, e.message());
       }
     }
     const std::lock_guard lock(mutex_);
@@ -371,7 +372,7 @@ class UcxCourier final : public Courier {
     if (!options_.doubt(rank, why)) lose(rank, fmt::format("rank {} is lost: {}", rank, why));
   }
   void lose(int rank, const std::string& why) {
-    endpoints_[static_cast<size_t>(rank)].lost = true;
+    if (std::exchange(endpoints_[static_cast<size_t>(rank)].lost, true)) return;
     receiver_.lost(rank, why);
   }
 
