@@ -25,8 +25,10 @@ class ProbedMemory {
   void* const data_;
 };
 
-// Products, long sums, short ones, copies. `all_begin`: before each measurement; all devices take as many.
-void measure_device(Device& device, double budget, const std::function<void()>& all_begin, ProbedDevice& out);
+// Products, long sums, short ones, copies. `on_this_thread`: it computes there and nowhere else. `all_begin`: before
+// each measurement; all devices take as many.
+void measure_device(Device& device, bool on_this_thread, double budget, const std::function<void()>& all_begin,
+                    ProbedDevice& out);
 
 // All devices together, then rounds of pairs, in which each meets every other one once.
 std::vector<Group> groups_of_pairs(int devices);

@@ -4,6 +4,7 @@
 #include <barrier>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -153,20 +154,27 @@ struct Sums {
   std::map<int64_t, std::pair<MeasuredStep, int64_t>> steps;            // samples; with how many
 };
 
-// On cores that others share an instruction runs alone, or its queue waits for its turn meanwhile: the median is that
-// of the former, so the turns are dealt to all of them.
+// How often as long as all its instructions a step takes. On a core that another device shares, or under a control
+// group's quota, an instruction runs alone, or its queue waits for its turn: the median is that of the former, so the
+// turns are dealt to all of them. What is little is noise, and so is the slowest step of many.
 double turns_of(const DeviceRun& run) {
+  constexpr double kNoise = 1.2;
+  constexpr size_t kMany = 8;
   double inside = 0;
   for (const auto& [_, list] : run.timings().seconds) inside += median(list);
-  return inside > 0 ? std::max(1.0, median(run.timings().steps) / inside) : 1;
+  std::vector<double> steps = run.timings().steps;
+  std::ranges::sort(steps);
+  if (steps.size() >= kMany) steps.pop_back();
+  const double mean = std::accumulate(steps.begin(), steps.end(), 0.0) / static_cast<double>(steps.size());
+  return inside > 0 && mean > kNoise * inside ? mean / inside : 1;
 }
 
-void add(const DeviceRun& run, int64_t samples, bool shared, Sums& sums) {
+void add(const DeviceRun& run, int64_t samples, Sums& sums) {
   auto& [step, count] = sums.steps[samples];
   step.samples = samples, ++count;
   step.step += median(run.timings().steps);
   const Program& program = run.program();
-  const double turns = shared ? turns_of(run) : 1;
+  const double turns = turns_of(run);
   for (const auto& [i, list] : run.timings().seconds) {
     const double seconds = std::max(turns * median(list), 1e-9);
     (i->phase == Phase::kForward ? step.forward : i->phase == Phase::kUpdate ? step.update : step.backward) += seconds;
@@ -295,7 +303,7 @@ Json profile_model(const std::shared_ptr<Backends>& backends, const Graph& graph
       std::vector<const Entry*> entries;
       for (const auto& plan : plans) entries.push_back(plan->find_entry(trains ? "train" : "eval", b));
       together.run(entries);
-      for (size_t k = 0; k < runs.size(); ++k) add(*runs[k], b, kinds[k].sharing > 1, sums[kinds[k]]);
+      for (size_t k = 0; k < runs.size(); ++k) add(*runs[k], b, sums[kinds[k]]);
       progress.add();
     }
   }

@@ -119,7 +119,8 @@ Probed probe(Backends& backends, const std::vector<DeviceSpec>& devices, const P
     probers[k] = std::make_unique<Prober>(static_cast<int>(here[k]), groups, *transport, device, &overseer);
     Prober& prober = *probers[k];
     const auto all_begin = [&] { overseer.look(), (void)prober.most(0); };
-    measure_device(device, options.seconds, all_begin, measured[k]);
+    measure_device(device, !traits(specs[k].kind).overlaps && specs[k].cores.size() <= 1, options.seconds, all_begin,
+                   measured[k]);
     meetings[k] = prober.measure(options.seconds);
     all_begin();  // nobody leaves before the others are through
   };

@@ -54,13 +54,24 @@ class TimedOp {
   std::unique_ptr<Kernel> kernel_;  // ends first
 };
 
+// How often as long as its work something takes that goes on: a control group's quota lets a process run for a part of
+// each period (of 0.1 seconds), and devices that share a core take turns. What is little is noise.
+double stretch_of(TimedOp& work, double moment, double budget, const std::function<void()>& all_begin) {
+  constexpr double kWindows = 10, kNoise = 1.2;
+  all_begin();
+  const double stretch = sustained_seconds([&] { work.run(); }, kWindows * budget) / moment;
+  return stretch < kNoise ? 1 : stretch;
+}
+
 }  // namespace
 
-void measure_device(Device& device, double budget, const std::function<void()>& all_begin, ProbedDevice& out) {
+void measure_device(Device& device, bool on_this_thread, double budget, const std::function<void()>& all_begin,
+                    ProbedDevice& out) {
   const auto seconds_of = [&](auto body) {
     all_begin();
     return median_seconds(
-        body, [&](double once) { return calls_for(budget, once); }, [] {});
+        body, [&](double once) { return calls_for(budget, once); }, [] {},
+        on_this_thread ? thread_seconds_now : seconds_now);
   };
   for (const auto& [dtype, products] : {std::pair(DType::kF32, &out.f32), {DType::kBF16, &out.bf16}})
     for (const int64_t n : kSizes) {
@@ -86,6 +97,14 @@ void measure_device(Device& device, double budget, const std::function<void()>& 
   out.host.latency_seconds = seconds_of([&] { device.copy_out(host.data(), there.data(), 4); });
   const double large = seconds_of([&] { device.copy_out(host.data(), there.data(), kBytes); });
   out.host.bytes_per_second = kBytes / std::max(large - out.host.latency_seconds, 1e-9);
+
+  const ProbedDevice::Product& first = out.f32.front();
+  TimedOp product(device, OpCode::k_matmul, {{first.size, first.size}, {first.size, first.size}}, DType::kF32);
+  const double flops = 2.0 * static_cast<double>(first.size * first.size * first.size);
+  const double stretch = stretch_of(product, flops / first.flops_per_second, budget, all_begin);
+  for (auto* products : {&out.f32, &out.bf16})
+    for (ProbedDevice::Product& p : *products) p.flops_per_second /= stretch;
+  out.bytes_per_second /= stretch, out.host.bytes_per_second /= stretch;
 }
 
 }  // namespace whale
