@@ -158,9 +158,68 @@ class Zones {
   std::vector<std::string> order_;
 };
 
+// Pairs of nodes that have something else between them than their networks.
+class PairLinks {
+ public:
+  explicit PairLinks(const Place& file) : list_(file.find("links")) {}
+
+  // `nodes` of them, one after another, from this place.
+  void see(const Place& node, int place, int64_t nodes) {
+    const auto name = node.find("name");
+    if (!name) return;
+    const std::string text = name->text();
+    if (text.empty()) name->bad("a name");
+    std::vector<int>& mine = named_[text];
+    if (!mine.empty() && list_) name->bad("a name that no other node has, since the file has links");
+    for (int64_t k = 0; k < nodes; ++k) mine.push_back(place + static_cast<int>(k));
+  }
+
+  void put(std::vector<DeviceSpec>& devices) const {
+    if (!list_) return;
+    std::map<int, std::vector<NodeLink>> links;
+    std::set<std::pair<std::string, std::string>> seen;
+    for (const Place& at : list_->list()) {
+      at.only({"between", "network"});
+      const auto between = at.find("between"), network = at.find("network");
+      if (!between || !network) at.bad("between and network in it");
+      const std::vector<Place> ends = between->list();
+      if (ends.size() != 2) between->bad("the names of two nodes");
+      std::pair<std::string, std::string> names{ends[0].text(), ends[1].text()};
+      if (names.first > names.second) std::swap(names.first, names.second);
+      const std::vector<int>&one = nodes_of(ends[0]), &other = nodes_of(ends[1]);
+      if (names.first == names.second && one.size() < 2)
+        between->bad("two nodes; what is inside of one is said there (inside)");
+      if (!seen.insert(names).second) between->bad("two nodes that have no link yet");
+      const LinkRates rates = link(*network);
+      for (const int a : one)
+        for (const int b : other) {
+          if (a == b) continue;
+          links[a].push_back({b, rates});
+          if (names.first != names.second) links[b].push_back({a, rates});
+        }
+    }
+    for (auto& [_, mine] : links) std::ranges::sort(mine, {}, &NodeLink::place);
+    for (DeviceSpec& d : devices) {
+      d.place = d.node;
+      if (const auto mine = links.find(d.place); mine != links.end()) d.links = mine->second;
+    }
+  }
+
+ private:
+  const std::vector<int>& nodes_of(const Place& name) const {
+    const auto at = named_.find(name.text());
+    if (at == named_.end()) name.bad("the name of one of the file's nodes");
+    return at->second;
+  }
+
+  const std::optional<Place> list_;
+  std::map<std::string, std::vector<int>> named_;  // places
+};
+
 std::vector<DeviceSpec> of_nodes(const Place& file) {
-  file.only({"nodes", "zones"});
+  file.only({"nodes", "zones", "links"});
   Zones zones(file);
+  PairLinks pairs(file);
   std::vector<DeviceSpec> out;
   int nodes = 0;
   bool connected = true;
@@ -183,10 +242,12 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
     const int64_t times = count ? count->count(kMostDevices) : 1;
     if (std::ssize(out) + times * std::ssize(devices) > kMostDevices)
       throw invalid("cluster file: it has more than {} devices", kMostDevices);
+    pairs.see(node, nodes, times);
     for (int64_t k = 0; k < times; ++k, ++nodes)
       for (DeviceSpec d : devices) d.node = nodes, out.push_back(std::move(d));
   }
   zones.check();
+  pairs.put(out);
   if (nodes > 1 && !connected)
     throw invalid(
         "cluster file: {} has no network, and there are {} nodes; say what connects it, such as "

@@ -8,7 +8,8 @@
 namespace whale {
 
 bool are_alike(const DeviceSpec& one, const DeviceSpec& other) {
-  return one.kind == other.kind && one.memory_bytes == other.memory_bytes && one.figures == other.figures;
+  return one.kind == other.kind && one.memory_bytes == other.memory_bytes && one.figures == other.figures &&
+         one.links == other.links;
 }
 
 std::vector<int32_t> kinds_of(const std::vector<DeviceSpec>& devices) {

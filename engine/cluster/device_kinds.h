@@ -9,7 +9,7 @@
 
 namespace whale {
 
-// Equal kind, figures and memory. Where they are does not count.
+// Equal kind, figures, links of their nodes and memory. Where they are does not count.
 bool are_alike(const DeviceSpec& one, const DeviceSpec& other);
 
 // Numbers of devices from 0, in the order in which kinds come: equal for those that are alike.

@@ -34,16 +34,25 @@ constexpr const DeviceTraits& traits(DeviceKind kind) { return kDeviceKinds[stat
 
 inline constexpr int64_t kMostDeviceMemory = int64_t{1} << 50;  // bytes: beyond any device
 
+// What connects a device's node with one other node, each way, in place of their networks.
+struct NodeLink {
+  int place = 0;  // of the other
+  LinkRates rates = {};
+  friend bool operator==(const NodeLink&, const NodeLink&) = default;
+};
+
 struct DeviceSpec {
   DeviceKind kind = DeviceKind::kCpu;
   std::vector<int> cores;    // kCpu: logical CPUs it may use; empty: decided when the session opens (its share)
   int index = 0;             // kCuda: ordinal; kLag, kLagCpu: seed of its delays
   int node = 0;              // of the cluster: which machine; numbered as listed
   int zone = 0;              // of the cluster: which site; its nodes are listed together
+  int place = 0;             // of its node in the file that has the links: it stays where nodes are left out
   bool named = false;        // the cores were named by hand (cpu@CORES): these and no others
   int64_t memory_bytes = 0;  // that a plan may take; 0: not said
   std::string type = {};     // "V100-32GB": of the table of device types; empty: not said
   DeviceFigures figures = {};
+  std::vector<NodeLink> links = {};  // by place
   friend bool operator==(const DeviceSpec&, const DeviceSpec&) = default;
 };
 constexpr const char* name_of(DeviceKind kind) { return traits(kind).name; }

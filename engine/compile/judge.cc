@@ -4,6 +4,7 @@
 
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
+#include "compile/deeper_warmup.h"
 #include "compile/estimate.h"
 #include "report/fit.h"
 #include "simulate/simulate.h"
@@ -124,10 +125,10 @@ bool Judge::walk(Judged& j, const Plan& plan) const {
 bool Judge::simulate(Judged& j) const {
   const std::vector<DeviceSpec> mine = chosen_of(devices_, j.candidate.devices);
   Plan plan = plan_of(j.candidate, mine);
-  if (shortage_of(plan).bytes > 0) {  // at other prices of memory, or with other cuts
-    j.candidate.rooms = {}, j.candidate.stages = {};
-    plan = compile(graph_, mine, options_of(j.candidate));
-  }
+  const bool fits = shortage_of(plan).bytes == 0;
+  if (!fits) j.candidate.rooms = {}, j.candidate.stages = {};  // at other prices of memory, or with other cuts
+  const auto deeper = fits ? deeper_warmup(plan) : std::nullopt;
+  if (!fits || (deeper && deeper->is_deeper())) plan = compile(graph_, mine, options_of(j.candidate));
   return walk(j, plan);
 }
 

@@ -51,6 +51,9 @@ LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sha
   const LinkRates& b = inside ? to.figures.inside : to.figures.network;
   if (a.bytes_per_second <= 0 && b.bytes_per_second <= 0) return usual;
   LinkRates out = a.bytes_per_second <= 0 ? b : b.bytes_per_second <= 0 ? a : slower(a, b);
+  if (const auto own = std::ranges::lower_bound(from.links, to.place, {}, &NodeLink::place);
+      !inside && own != from.links.end() && own->place == to.place)
+    out = own->rates;
   if (!inside) out.bytes_per_second /= static_cast<double>(std::max<int64_t>(1, sharing));
   if (from.zone != to.zone && from.figures.across.bytes_per_second > 0 && to.figures.across.bytes_per_second > 0) {
     LinkRates across = slower(from.figures.across, to.figures.across);

@@ -20,7 +20,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 13;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 14;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
@@ -82,9 +82,12 @@ Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
     each_figure_of_device(d.figures, [&](const char*, double figure) { list.push_back(figure); });
     figures = write(b, list);
   }
+  std::vector<fb::NodeLink> links;
+  for (const NodeLink& l : d.links) links.emplace_back(l.place, l.rates.bytes_per_second, l.rates.latency_seconds);
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
                           write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named,
-                          d.memory_bytes, type, figures, d.zone);
+                          d.memory_bytes, type, figures, d.zone, d.place,
+                          links.empty() ? 0 : b.CreateVectorOfStructs(links));
 }
 
 Off<fb::MeshAxis> write_one(Builder& b, const MeshAxis& a) {
@@ -287,6 +290,18 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
   out.index = static_cast<int>(f.range(t->index(), 0, 65535, "a device's index"));
   out.node = static_cast<int>(f.range(t->node(), 0, 65535, "a device's node"));
   out.zone = static_cast<int>(f.range(t->zone(), 0, 65535, "a device's zone"));
+  out.place = static_cast<int>(f.range(t->place(), 0, 65535, "a device's place"));
+  if (t->links() != nullptr)
+    for (const fb::NodeLink* l : *t->links()) {
+      f.spend(sizeof(NodeLink));
+      const NodeLink link{static_cast<int>(f.range(l->place(), 0, 65535, "a link's node")),
+                          {f.finite(l->bytes_per_second(), "a link's bytes per second"),
+                           f.finite(l->latency_seconds(), "a link's latency")}};
+      if (!(link.rates.bytes_per_second > 0) || link.rates.latency_seconds < 0) throw f.bad("a link has no rate");
+      if (!out.links.empty() && out.links.back().place >= link.place)
+        throw f.bad("a device's links are not in the order of their nodes");
+      out.links.push_back(link);
+    }
   out.named = t->named();
   out.memory_bytes = f.range(t->memory_bytes(), 0, kMostDeviceMemory, "a device's memory");
   if (t->type() != nullptr) out.type = f.name(t->type(), "a device's type");

@@ -125,6 +125,13 @@ Json entry(const Plan& plan, const Entry& e) {
 Json json_of(const DeviceSpec& d) {
   Json out{{"kind", name_of(d.kind)}, {"name", to_string(d)}, {"node", d.node}, {"memory_bytes", d.memory_bytes}};
   if (d.zone != 0) out["zone"] = d.zone;
+  if (!d.links.empty()) {
+    out["place"] = d.place;
+    for (const NodeLink& l : d.links)
+      out["links"].push_back({{"place", l.place},
+                              {"bytes_per_second", l.rates.bytes_per_second},
+                              {"latency_seconds", l.rates.latency_seconds}});
+  }
   if (!d.type.empty()) out["type"] = d.type;
   if (d.figures != DeviceFigures{}) {
     Json figures = Json::object();

@@ -47,6 +47,54 @@ def test_a_cluster_file_is_a_cluster(model, tmp_path):
     assert "begins like JSON and is none" in whale("plan", model, "--devices", f"file:{file}", code=2)
 
 
+SCHEMA = json.loads((pathlib.Path(__file__).resolve().parents[2] / "docs" / "cluster.schema.json").read_text())
+
+
+def objects_of(schema, path=()):
+    """Each object of the schema with the names it permits, and where it is."""
+    schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if "properties" in schema:
+        yield path, set(schema["properties"])
+        for name, value in schema["properties"].items():
+            yield from objects_of(value, path + (name,))
+    for other in schema.get("oneOf", []):
+        if "required" not in other or "properties" in other:
+            yield from objects_of(other, path)
+    if "items" in schema:
+        yield from objects_of(schema["items"], path + (0,))
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from objects_of(schema["additionalProperties"], path + ("a",))
+
+
+FULL = {"nodes": [{"name": "n", "count": 2, "zone": "a", "inside": {"bytes_per_second": 1e9}, "network": {"bytes_per_second": 1e9, "latency_seconds": 1e-5},
+                   "devices": [{"type": "T4", "count": 2, "memory_bytes": 1e9, "flops_per_second": {"f32": {"128": 1e12}, "bf16": 1e12, "f16": {"128": 1e12}},
+                                "bytes_per_second": 1e11, "seconds_per_op": 1e-6, "host": {"bytes_per_second": 1e9}, "price_per_hour": 1}]}],
+        "zones": {"a": {"network": {"bytes_per_second": 1e8}}}, "links": [{"between": ["n", "n"], "network": {"bytes_per_second": 2e9}}]}
+
+
+def test_the_schema_of_cluster_files_permits_what_is_read(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(FULL))
+    whale("model", "mlp", "--batch", "8", "-o", tmp_path / "m.whale")
+    plan = json.loads(whale("plan", tmp_path / "m.whale", "--devices", f"file:{file}", "--strategy", "replica", "--json"))
+    assert len(plan["devices"]) == 4 and plan["devices"][0]["links"] == [{"place": 1, "bytes_per_second": 2e9, "latency_seconds": 0}]
+    seen = 0
+    for path, names in objects_of(SCHEMA):
+        damaged = json.loads(json.dumps(FULL))
+        at = damaged
+        for step in path:
+            at = at[step]
+        if not isinstance(at, dict):
+            continue
+        at["nobody"] = 1
+        file.write_text(json.dumps(damaged))
+        told = whale("plan", tmp_path / "m.whale", "--devices", f"file:{file}", code=2)
+        assert "'nobody' is not known; there are " in told, path
+        assert set(told.partition("there are ")[2].splitlines()[0].rstrip(".").split(", ")) == names, path
+        seen += 1
+    assert seen >= 10  # every kind of object
+
+
 def test_a_strategy_that_nobody_wrote(model):
     found = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json"))
     best = found["candidates"][0]

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cluster/cluster_file.h"
+#include "cluster/device_kinds.h"
 #include "cluster/device_types.h"
 #include "cluster/devices.h"
 #include "cluster/links_text.h"
@@ -183,6 +184,76 @@ TEST_CASE("rates: what is between zones is slower than what is between their nod
   CHECK(seen);
   const std::vector<uint8_t> file = serialize(plan);
   CHECK(deserialize(file.data(), file.size()).devices == plan.devices);
+}
+
+TEST_CASE("rates: two nodes with a link of their own take it, and nobody else") {
+  const std::vector<DeviceSpec> devices = devices_of_json(R"({
+      "nodes": [{"name": "a", "count": 2, "devices": [{"type": "T4", "count": 2}], "network": "8Gb/s@20us"},
+                {"name": "b", "devices": [{"type": "T4", "count": 2}], "network": "16Gb/s@10us"}],
+      "links": [{"between": ["b", "a"], "network": "80Gb/s@1us"}]})");
+  REQUIRE(devices.size() == 6);
+  const CostModel cost(devices, 1, kMachineOfCores);
+  const auto between = [&](size_t a, size_t b, int64_t sharing = 1) {
+    return cost.between(devices[a], devices[b], sharing);
+  };
+  CHECK(between(0, 2) == LinkRates{1e9, 20e-6});  // of the two a
+  for (const auto& [a, b] : {std::pair(0, 4), {2, 5}, {4, 0}, {5, 3}}) {
+    CHECK(between(static_cast<size_t>(a), static_cast<size_t>(b)) == LinkRates{10e9, 1e-6});
+    CHECK(between(static_cast<size_t>(a), static_cast<size_t>(b), 2).bytes_per_second == doctest::Approx(5e9));
+  }
+  CHECK(between(4, 5) == devices[4].figures.inside);
+  CHECK(!are_alike(devices[0], devices[4]));
+
+  // The rest of a cluster keeps it.
+  const std::vector<DeviceSpec> chosen = chosen_of(devices, {2, 3, 4, 5});
+  CHECK(chosen[0].node == 0);
+  CHECK(CostModel(chosen, 1, kMachineOfCores).between(chosen[0], chosen[2]) == LinkRates{10e9, 1e-6});
+
+  // A stage of an a sends to one of b by it, and a plan's file has it.
+  CompileOptions options;
+  options.strategy = "pipeline(3, micro_batches=2) > replica(2)";
+  const Plan plan = compile(small::gpt(4, OptimizerKind::kSgd, 4).g, devices, options);
+  const PlanRates rates(cost, plan, plan.entries[0]);
+  size_t seen = 0;
+  for (size_t l = 0; l < plan.entries[0].links.size(); ++l)
+    for (const Transfer& t : plan.entries[0].links[l].transfers) {
+      const auto from = static_cast<size_t>(t.from), to = static_cast<size_t>(t.to);
+      if (devices[from].node == devices[to].node) continue;
+      const bool own = (devices[from].node == 2) != (devices[to].node == 2);
+      CHECK(rates.link(static_cast<int32_t>(l), t.from).bytes_per_second == doctest::Approx(own ? 5e9 : 0.5e9));
+      ++seen;
+    }
+  CHECK(seen > 0);
+  const std::vector<uint8_t> file = serialize(plan);
+  CHECK(deserialize(file.data(), file.size()).devices == plan.devices);
+
+  // All nodes of one name.
+  const std::vector<DeviceSpec> among = devices_of_json(R"({
+      "nodes": [{"name": "a", "count": 3, "devices": [{"type": "T4"}], "network": "8Gb/s@20us"}],
+      "links": [{"between": ["a", "a"], "network": {"bytes_per_second": 3e9}}]})");
+  CHECK(CostModel(among, 1, kMachineOfCores).between(among[2], among[0]) == LinkRates{3e9, 0});
+}
+
+TEST_CASE("cluster files: links of nodes that are not there, or of one alone") {
+  const auto refused = [](const std::string& links, const char* with) {
+    CAPTURE(links);
+    CHECK_CODE(Code::kInvalidArgument, with,
+               devices_of_json(R"({"nodes": [{"name": "a", "devices": [{"type": "T4"}]},
+                                            {"name": "b", "devices": [{"type": "T4"}]}], "links": )" +
+                               links + "}"));
+  };
+  refused("[]", "a list with something in it");
+  refused(R"([{"between": ["a", "c"], "network": "1Gb/s"}])", "links[0].between[1] is \"c\", expected the name");
+  refused(R"([{"between": ["a", "a"], "network": "1Gb/s"}])", "two nodes; what is inside");
+  refused(R"([{"between": ["a"], "network": "1Gb/s"}])", "the names of two nodes");
+  refused(R"([{"between": ["a", "b"]}])", "between and network");
+  refused(R"([{"between": ["a", "b"], "network": "0Gb/s"}])", "");
+  refused(R"([{"between": ["a", "b"], "network": "1Gb/s"}, {"between": ["b", "a"], "network": "2Gb/s"}])",
+          "no link yet");
+  CHECK_CODE(Code::kInvalidArgument, "a name that no other node has",
+             devices_of_json(R"({"nodes": [{"name": "a", "devices": [{"type": "T4"}]},
+                                          {"name": "a", "devices": [{"type": "T4"}]}],
+                                "links": [{"between": ["a", "a"], "network": "1Gb/s"}]})"));
 }
 
 TEST_CASE("rates: devices with the profile's own figures take the profile's times") {

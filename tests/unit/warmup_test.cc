@@ -9,7 +9,9 @@
 #include <functional>
 #include <numeric>
 
+#include "cluster/device_kinds.h"
 #include "cluster/devices.h"
+#include "compile/automatic.h"
 #include "compile/compile.h"
 #include "compile/deeper_warmup.h"
 #include "plan/figures.h"
@@ -249,6 +251,24 @@ TEST_CASE("a plan's warm-up is deeper where links are slow, and faster by its ow
     for (size_t row = 0; row < half.programs[0].schedule.size(); ++row)
       CHECK(half.programs[0].schedule[row].micro_batch == plan.entries[0].programs[0].schedule[row].micro_batch);
   }
+}
+
+TEST_CASE("auto times pipelines with the warm-up that their plans have") {
+  const Graph graph = model(32, 6);
+  const std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~10Gb/s@20us", {0});
+  const Found found = search(graph, devices, {});
+  int deeper = 0;
+  for (const Judged& j : found.list) {
+    if (!j.simulated) continue;
+    CAPTURE(j.candidate.strategy);
+    CompileOptions options = with(j.candidate.strategy);
+    static_cast<PlanOptions&>(options) = j.candidate.options;
+    options.strategy = j.candidate.strategy;
+    const Plan plan = compile(graph, chosen_of(devices, j.candidate.devices), options);
+    CHECK(simulated(plan) == doctest::Approx(j.seconds));
+    deeper += has(plan.strategy, "warmup=[");
+  }
+  CHECK(deeper > 0);
 }
 
 TEST_CASE("a warm-up is no deeper than memory has room for, and as deep as it has") {
