@@ -254,8 +254,10 @@ TEST_CASE("a plan's warm-up is deeper where links are slow, and faster by its ow
 }
 
 TEST_CASE("auto times pipelines with the warm-up that their plans have") {
-  const Graph graph = model(32, 6);
-  const std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~10Gb/s@20us", {0});
+  Gpt wide;
+  wide.batch = 64, wide.layers = 12, wide.dim = 1024, wide.heads = 8, wide.seq = 256;
+  const Graph graph = graph_of(wide);
+  const std::vector<DeviceSpec> devices = parse_devices("4xV100-16GB:1~5Gb/s@20us", {0});
   const Found found = search(graph, devices, {});
   int deeper = 0;
   for (const Judged& j : found.list) {
