@@ -220,14 +220,15 @@ Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& device
   constexpr size_t kShown = 4;
   for (size_t k = 1; k < found.list.size() && k <= kShown; ++k)
     notes.push_back(fmt::format("Instead: {}: {}.", whole_text(found.list[k]), brief(found.list[k].lost, 160)));
-  if (best.devices.size() < devices.size())
-    for (size_t k = 1; k < found.list.size(); ++k)
-      if (const Judged& all = found.list[k]; all.candidate.devices.size() == devices.size()) {
-        notes.push_back(fmt::format("{} device(s) stay idle: with all of them the best ({}) is {}.",
-                                    devices.size() - best.devices.size(), all.candidate.strategy,
-                                    brief(all.lost, 160)));
-        break;
-      }
+  if (best.devices.size() < devices.size()) {
+    const auto all =
+        std::ranges::find_if(found.list, [&](const Judged& j) { return j.candidate.devices.size() == devices.size(); });
+    const std::string why =
+        all == found.list.end()
+            ? "by counts, strategies of all of them are many times as bad, or there was no time"
+            : fmt::format("with all of them the best ({}) is {}", all->candidate.strategy, brief(all->lost, 160));
+    notes.push_back(fmt::format("{} device(s) stay idle: {}.", devices.size() - best.devices.size(), why));
+  }
   plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
   return plan;
 }

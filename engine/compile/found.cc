@@ -107,11 +107,9 @@ Json found_json(const Found& found, const std::vector<DeviceSpec>& devices) {
   Json rows = Json::array(), front = Json::array();
   for (const Judged& j : found.list) rows.push_back(json_of(j, devices));
   for (const Judged& j : pareto_front(found)) front.push_back(json_of(j, devices));
-  return {{"batch", found.batch},
-          {"fits", found.fits()},
-          {"candidates", rows},
-          {"not_tried", found.not_tried},
-          {"pareto", front}};
+  const bool computes = std::ranges::any_of(devices, [](const DeviceSpec& d) { return traits(d.kind).computes; });
+  return {{"batch", found.batch}, {"computes", computes},  // false: the devices are not here
+          {"fits", found.fits()}, {"candidates", rows},   {"not_tried", found.not_tried}, {"pareto", front}};
 }
 
 std::vector<Judged> pareto_front(const Found& found) {

@@ -28,9 +28,19 @@ Profile profile_of(const Attrs& attrs) {
     ++known;
     const auto* given = std::get_if<std::remove_reference_t<decltype(value)>>(&it->second);
     if (!given) throw invalid("figure '{}' of a machine is of another type", name);
-    const bool divides = std::string_view(name).ends_with("per_second");
-    if (!(divides ? *given > 0 : *given >= 0) || !std::isfinite(static_cast<double>(*given)))
+    const std::string_view text = name;
+    const auto figure = static_cast<double>(*given);
+    const bool divides = text.ends_with("per_second");
+    if (!(divides ? figure > 0 : figure >= 0) || !std::isfinite(figure))
       throw invalid("figure '{}' of a machine is {}, expected a number {} 0", name, *given, divides ? "above" : "from");
+    // As a cluster file's: no machine is beyond.
+    constexpr double kLeastRate = 1e3, kMostRate = 1e18, kMostSeconds = 3600;
+    const bool of_machine = text.starts_with("device.") || text.starts_with("link.") || text.starts_with("host.");
+    if (of_machine && divides && (figure < kLeastRate || figure > kMostRate))
+      throw invalid("figure '{}' of a machine is {}, expected a number from {} to {}", name, *given, kLeastRate,
+                    kMostRate);
+    if (of_machine && !divides && figure > kMostSeconds)
+      throw invalid("figure '{}' of a machine is {} seconds, expected at most {}", name, *given, kMostSeconds);
     value = *given;
   });
   if (known != attrs.size()) throw invalid("a figure of a machine is unknown; a newer libwhale may know it");

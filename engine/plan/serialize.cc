@@ -83,7 +83,10 @@ Off<fb::Device> write_one(Builder& b, const DeviceSpec& d) {
     figures = write(b, list);
   }
   std::vector<fb::NodeLink> links;
-  for (const NodeLink& l : d.links) links.emplace_back(l.place, l.rates.bytes_per_second, l.rates.latency_seconds);
+  for (const auto& [place, rates] : d.links) {
+    const auto& [rate, latency] = rates;
+    links.emplace_back(place, rate, latency);
+  }
   return fb::CreateDevice(b, number<fb::DeviceKind>(d.kind),
                           write(b, std::vector<int32_t>(d.cores.begin(), d.cores.end())), d.index, d.node, d.named,
                           d.memory_bytes, type, figures, d.zone, d.place,
@@ -294,10 +297,9 @@ DeviceSpec read_device(Fields& f, const fb::Device* t) {
   if (t->links() != nullptr)
     for (const fb::NodeLink* l : *t->links()) {
       f.spend(sizeof(NodeLink));
-      const NodeLink link{static_cast<int>(f.range(l->place(), 0, 65535, "a link's node")),
-                          {f.finite(l->bytes_per_second(), "a link's bytes per second"),
-                           f.finite(l->latency_seconds(), "a link's latency")}};
-      if (!(link.rates.bytes_per_second > 0) || link.rates.latency_seconds < 0) throw f.bad("a link has no rate");
+      const double rate = f.finite(l->rate(), "a link's rate"), latency = f.finite(l->latency(), "a link's latency");
+      if (!(rate > 0) || latency < 0) throw f.bad("a link has no rate");
+      const NodeLink link{static_cast<int>(f.range(l->place(), 0, 65535, "a link's node")), {rate, latency}};
       if (!out.links.empty() && out.links.back().place >= link.place)
         throw f.bad("a device's links are not in the order of their nodes");
       out.links.push_back(link);

@@ -188,7 +188,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
     const std::vector<double>& mine = by_kind[kinds.of_stage[s - 1]];
     const double work = mine[places[k].at] - mine[places[j].at], travel = link_seconds(crossing, 0, cost.link);
-    return (beside ? std::max(work, travel) : work + travel) + cost.held_seconds(crossing);
+    // Work is of the forward pass; what crosses travels once each way in all passes.
+    return (beside ? std::max(work, travel / cost.passes) : work + travel) + cost.held_seconds(crossing);
   };
   const Fullness full(graph, ops, moves, rooms);
   const auto full_of = [&](size_t j, size_t k, size_t s) { return full.of(places[j].at, places[k].at, s - 1); };

@@ -1,8 +1,10 @@
 #include "validate/gpt_graph.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
+#include "base/format.h"
 #include "ops/op.h"
 
 namespace whale {
@@ -18,6 +20,10 @@ class GptBuilder {
     const size_t stages = cuts_.layers.size();
     Scope pipeline;
     pipeline.kind = ScopeKind::kPipeline, pipeline.micro_batches = cuts_.micro_batches;
+    std::vector<int64_t> depths;  // the usual warm-up, as what was measured had it
+    for (size_t k = 0; k < stages; ++k)
+      depths.push_back(std::min(static_cast<int64_t>(stages - k), cuts_.micro_batches));
+    if (stages > 1) pipeline.schedule = fmt::format("1f1b[{}]", fmt::join(depths, ","));
     Scope replica;  // equal shares, on unlike devices too
     replica.kind = ScopeKind::kReplica, replica.count = cuts_.replicas;
     replica.shares.assign(static_cast<size_t>(cuts_.replicas), 1.0);

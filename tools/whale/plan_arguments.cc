@@ -127,7 +127,12 @@ const Row kRows[] = {
      sizes<&Options::eval_batches, &O::eval_batches, &O::eval_batch_count>},
     {"profile", "a file of what was measured, as `whale profile -o FILE` or `whale devices --probe -o FILE` writes it",
      Kind::kText, 0,
-     [](const std::string& text, Options& to) { to.profile = read_file(text), to.c.profile = str(to.profile); }},
+     [](const std::string& text, Options& to) {
+       to.profile = read_file(text);
+       if (to.profile.find_first_not_of(" \t\r\n") == to.profile.npos)
+         throw Failure("--profile " + text + ": the file is empty; `whale profile -o FILE` writes one");
+       to.c.profile = str(to.profile);
+     }},
     {"objective", "of strategy auto: throughput, price (of a step)", Kind::kText, 0,
      [](const std::string& text, Options& to) {
        to.c.objective =

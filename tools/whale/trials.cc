@@ -51,6 +51,10 @@ PlanArguments tried(whale_engine* engine, const whale_graph* graph, PlanArgument
   PlanArguments best = arguments;
   double least = 0;
   int64_t left = arguments.trials;
+  if (found.contains("computes") && !found.at("computes").get<bool>())
+    throw Failure(
+        "--trials runs candidates, and the devices of this cluster are not here; plan without --trials, which times "
+        "them by the simulator, or name devices of this machine (cpu:N)");
   for (const auto& candidate : found.at("candidates")) {
     if (left == 0) break;
     if (candidate.at("seconds").get<double>() <= 0 || candidate.at("missing_bytes").get<int64_t>() > 0) continue;
