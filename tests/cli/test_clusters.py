@@ -95,6 +95,24 @@ def test_the_schema_of_cluster_files_permits_what_is_read(tmp_path):
     assert seen >= 10  # every kind of object
 
 
+def test_trials_of_devices_that_are_not_here_are_refused(model):
+    told = whale("plan", model, "--devices", MIXED, "--strategy", "auto", "--trials", "2", code=2)
+    assert "--trials" in told and "are not here" in told
+
+
+def test_a_profile_has_what_a_machine_may_have(model, tmp_path):
+    file = tmp_path / "p.json"
+    for text, named in (("", "the file is empty"), ('{"device.flops_per_second": 1}', "expected a number from 1000 to 1e+18"),
+                        ('{"link.bytes_per_second": 1e30}', "expected a number from 1000 to 1e+18"), ('{"link.latency_seconds": 1e6}', "at most 3600")):
+        file.write_text(text)
+        assert named in whale("plan", model, "--devices", "cpu:2", "--strategy", "replica", "--profile", file, code=2), text
+
+
+def test_idle_devices_are_named_whatever_is_asked_for(model):
+    notes = planned(model, "--devices", MIXED, "--strategy", "auto", "--objective", "price")["notes"]
+    assert any("stay idle: " in note for note in notes)
+
+
 def test_a_strategy_that_nobody_wrote(model):
     found = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json"))
     best = found["candidates"][0]

@@ -219,13 +219,13 @@ TEST_CASE("a plan's warm-up is deeper where links are slow, and faster by its ow
     const char *devices, *strategy;
     bool deeper;
   };
-  for (const Case& c : {Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8)", true},
-                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8, schedule=1f1b)", true},
+  for (const Case& c : {Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=8)", true},
+                        Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=8, schedule=1f1b)", true},
                         Case{"2xV100-16GB:2~10Gb/s@20us", "replica(2) > pipeline(2, micro_batches=8)", false},
                         Case{"2xV100-16GB:2~10Gb/s@20us", "pipeline(2, micro_batches=8) > replica(2)", true},
-                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8, schedule=gpipe)", false},
-                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=8, warmup=[3,2,1])", false},
-                        Case{"3xV100-16GB:1~10Gb/s@20us", "pipeline(3, micro_batches=2)", false},
+                        Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=8, schedule=gpipe)", false},
+                        Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=8, warmup=[3,2,1])", false},
+                        Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=2)", false},
                         Case{"V100-16GB:3", "pipeline(3, micro_batches=8)", false},
                         Case{"null:3", "pipeline(3, micro_batches=8)", false}}) {
     CAPTURE(c.devices);
@@ -276,7 +276,7 @@ TEST_CASE("auto times pipelines with the warm-up that their plans have") {
 TEST_CASE("a warm-up is no deeper than memory has room for, and as deep as it has") {
   const Graph graph = model(32, 6);
   const char* strategy = "pipeline(3, micro_batches=8)";
-  std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~10Gb/s@20us", {0});
+  std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~5Gb/s@20us", {0});
   const Plan roomy = compile(graph, devices, with(strategy));
   const Plan usual = compile(graph, devices, with("pipeline(3, micro_batches=8, warmup=[3,2,1])"));
   const auto held = [](const Plan& plan) { return memory_of(plan, plan.entries[0], 0).device.total(); };
@@ -303,7 +303,7 @@ TEST_CASE("a pipeline that is annotated gets its warm-up in its scope; the model
   graph.scopes.insert(graph.scopes.begin() + 1, pipeline);
   for (size_t s = 2; s < graph.scopes.size(); ++s) graph.scopes[s].parent = graph.scopes[s].parent + 1;
   for (Op& op : graph.ops) op.scope = op.scope + 1;
-  const std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~10Gb/s@20us", {0});
+  const std::vector<DeviceSpec> devices = parse_devices("3xV100-16GB:1~5Gb/s@20us", {0});
   const Plan plan = compile(graph, devices, {});
   CHECK(has(plan.strategy, "warmup=["));
   CHECK(has(plan.source.scopes[1].schedule, "["));
