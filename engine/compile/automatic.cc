@@ -11,7 +11,7 @@
 #include "compile/judge.h"
 #include "compile/shapes.h"
 #include "schedule/schedule.h"
-#include "search/thread_seconds.h"
+#include "base/thread_seconds.h"
 #include "task/strategy.h"
 
 namespace whale {

@@ -7,6 +7,7 @@
 #include "ops/op.h"
 #include "probe/measure.h"
 #include "probe/timing.h"
+#include "base/thread_seconds.h"
 
 namespace whale {
 namespace {
@@ -76,7 +77,7 @@ void measure_device(Device& device, bool on_this_thread, double budget, const st
     all_begin();
     return median_seconds(
         body, [&](double once) { return calls_for(budget, once); }, [] {},
-        on_this_thread ? thread_seconds_now : seconds_now);
+        on_this_thread ? thread_seconds : seconds_now);
   };
   for (const auto& [dtype, products] : {std::pair(DType::kF32, &out.f32), {DType::kBF16, &out.bf16}})
     for (const int64_t n : kSizes) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <ctime>
 
 namespace whale {
 
@@ -14,12 +13,6 @@ inline double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of this thread: what it waits for, its turn on a core among it, is not counted.
-inline double thread_seconds_now() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 inline double seconds_now() { return seconds_since({}); }
 
 // Seconds of a call, the median of blocks that take `budget` together. `calls_of(seconds of one)`: in a block.

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "search/replica_kinds.h"
 #include "search/share_out.h"
-#include "search/thread_seconds.h"
+#include "base/thread_seconds.h"
 
 namespace whale {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "search/least_part.h"
 #include "search/partition_groups.h"
-#include "search/thread_seconds.h"
+#include "base/thread_seconds.h"
 
 namespace whale {
 namespace {

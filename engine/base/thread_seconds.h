@@ -1,4 +1,5 @@
-// The time of this thread's own work: searches that are bounded by it find the same on a busy machine.
+// The time of this thread's own work: searches that are bounded by it find the same on a busy machine, and a probe
+// finds rates.
 #pragma once
 
 #include <ctime>
