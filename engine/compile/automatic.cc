@@ -6,12 +6,12 @@
 #include <set>
 
 #include "base/text.h"
+#include "base/thread_seconds.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
 #include "compile/judge.h"
 #include "compile/shapes.h"
 #include "schedule/schedule.h"
-#include "base/thread_seconds.h"
 #include "task/strategy.h"
 
 namespace whale {

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/thread_seconds.h"
 #include "ops/op.h"
 #include "probe/measure.h"
 #include "probe/timing.h"
-#include "base/thread_seconds.h"
 
 namespace whale {
 namespace {

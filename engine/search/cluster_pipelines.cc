@@ -6,9 +6,9 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/thread_seconds.h"
 #include "search/replica_kinds.h"
 #include "search/share_out.h"
-#include "base/thread_seconds.h"
 
 namespace whale {
 namespace {

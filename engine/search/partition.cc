@@ -6,9 +6,9 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/thread_seconds.h"
 #include "search/least_part.h"
 #include "search/partition_groups.h"
-#include "base/thread_seconds.h"
 
 namespace whale {
 namespace {
