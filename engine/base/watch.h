@@ -1,5 +1,6 @@
-// What stops work that only computes: a cancel flag and a deadline, looked at in every loop that may run long. Planning
-// is done by one thread, so the watch in force is the thread's, and no pass has to hand it on.
+// What stops work that only computes: a cancel flag and a deadline, looked at in every loop that may run long. The
+// watch in force is the thread's, and no pass has to hand it on; side_by_side() (base/side_by_side.h) does to other
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -44,18 +45,24 @@ class Watch {
     if (current_ != nullptr) current_->check();
   }
 
-  std::function<void()> looked;  // called at each look: for tests
+  std::function<void()> looked;  // called at each look, of any thread that it is in force on: for tests
 
-  // None is in force on this thread for the life of the object: for what ends soon, and has to be done.
-  class None {
+  static Watch* current() { return current_; }
+  // Another one, or none, is in force on this thread for the life of the object.
+  class Of {
    public:
-    None() : before_(std::exchange(current_, nullptr)) {}
-    ~None() { current_ = before_; }
-    None(const None&) = delete;
-    None& operator=(const None&) = delete;
+    explicit Of(Watch* watch) : before_(std::exchange(current_, watch)) {}
+    ~Of() { current_ = before_; }
+    Of(const Of&) = delete;
+    Of& operator=(const Of&) = delete;
 
    private:
     Watch* before_;
+  };
+  // For what ends soon, and has to be done.
+  class None : Of {
+   public:
+    None() : Of(nullptr) {}
   };
 
  private:

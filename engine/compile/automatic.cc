@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "base/side_by_side.h"
 #include "base/text.h"
 #include "base/thread_seconds.h"
 #include "base/watch.h"
@@ -100,32 +101,58 @@ class Search {
  private:
   static constexpr double kLooked = 0.6;  // of the time; what is left is for the simulator
 
-  double elapsed() const { return thread_seconds() - began_; }
+  double elapsed() const { return thread_seconds() - began_ + elsewhere_; }
   double worth_of(const Shape& s, double seconds) const {
     return asked_.objective == Objective::kPrice ? seconds * s.set->price_hour : seconds;
   }
 
+  // Judged side by side: what is found does not depend on how many threads there are for it.
+  struct Looked {
+    bool in_time = false;
+    std::optional<Judged> judged = {};
+  };
+  template <class List, class Judging>
+  std::vector<Looked> look(const List& list, double until, const Judging& judging) {
+    std::vector<Looked> out(list.size());
+    const double before = elapsed();
+    elsewhere_ += side_by_side(list.size(), 0, [&](size_t k, double spent) {
+      if (before + spent <= until) out[k] = {true, judging(list[k])};
+    });
+    return out;
+  }
+
   void estimate() {
+    constexpr size_t kAtOnce = 8;
     constexpr double kLonger = 3;  // is looked while nothing fits
     constexpr double kNone = std::numeric_limits<double>::infinity();
+    const bool by_price = asked_.objective == Objective::kPrice;
     CountsOff counts;
     double best = kNone, fastest = kNone;  // worth and seconds
     std::set<const DeviceSet*> seen;       // counts tell types apart by their peaks alone: of several each has its try
-    for (const Shape& shape : shapes_) {
-      const bool first = sets_[0].unlike && !shape.set->unlike && seen.insert(shape.set).second;
-      const bool hopeless = !first && worth_of(shape, counts.least_seconds(shape)) > best;
-      if (elapsed() > kLooked * asked_.seconds * (best < kNone ? 1 : kLonger) || hopeless) {
-        ++out_.not_tried;
-        continue;
+    const auto until = [&] { return kLooked * asked_.seconds * (best < kNone ? 1 : kLonger); };
+    for (size_t next = 0; next < shapes_.size();) {
+      std::vector<const Shape*> some;
+      for (; next < shapes_.size() && some.size() < kAtOnce; ++next) {
+        const Shape& shape = shapes_[next];
+        const bool first = sets_[0].unlike && !shape.set->unlike && seen.insert(shape.set).second;
+        const bool hopeless = !first && worth_of(shape, counts.least_seconds(shape)) > best;
+        if (elapsed() > until() || hopeless)
+          ++out_.not_tried;
+        else
+          some.push_back(&shape);
       }
-      const bool by_price = asked_.objective == Objective::kPrice;
-      std::optional<Judged> judged = judge_.first_that_fits(shape, by_price ? kNone : fastest);
-      if (!judged) continue;
-      if (judge_.is_allowed(*judged)) {
-        counts.see(shape, judged->seconds);
-        fastest = std::min(fastest, judged->seconds), best = std::min(best, worth_of(shape, judged->seconds));
+      std::vector<Looked> looked =
+          look(some, until(), [&](const Shape* s) { return judge_.first_that_fits(*s, by_price ? kNone : fastest); });
+      for (size_t k = 0; k < some.size(); ++k) {
+        if (!looked[k].in_time) ++out_.not_tried;
+        std::optional<Judged>& mine = looked[k].judged;
+        if (!mine) continue;
+        if (judge_.is_allowed(*mine)) {
+          counts.see(*some[k], mine->seconds);
+          fastest = std::min(fastest, mine->seconds), best = std::min(best, worth_of(*some[k], mine->seconds));
+        }
+        out_.list.push_back(std::move(*mine));
       }
-      out_.list.push_back(std::move(*judged));
     }
   }
 
@@ -139,41 +166,62 @@ class Search {
     if (best == out_.list.end()) return;
     const double worth = judge_.worth(*best) * busy_share(best->candidate.strategy);
     if (worth > judge_.worth(out_.list[0])) return;
-    const Candidate pipeline = best->candidate;
-    for (const char* schedule : {"interleaved", "zb_h1", "zb_v"}) {
-      if (elapsed() > kLooked * asked_.seconds) break;
-      if (!asked_.present.empty() && asked_.present.find(schedule) == std::string::npos) continue;
-      Candidate other = pipeline;
+    std::vector<const char*> schedules;
+    for (const char* schedule : {"interleaved", "zb_h1", "zb_v"})
+      if (asked_.present.empty() || asked_.present.find(schedule) != std::string::npos) schedules.push_back(schedule);
+    std::vector<Looked> looked = look(schedules, kLooked * asked_.seconds, [&](const char* schedule) {
+      Candidate other = best->candidate;
       const bool by_plan = schedule_rule(schedule).split_backward;  // such have no condensed form
       if (!by_plan) other.rooms = {}, other.stages = {};
       const size_t end = other.strategy.find(')', other.strategy.find(kLast));
       other.strategy.insert(end, fmt::format(", schedule={}", schedule));
-      out_.list.push_back(judge_.as_written(std::move(other), by_plan));
-    }
+      return judge_.as_written(std::move(other), by_plan);
+    });
+    for (Looked& other : looked)
+      if (other.in_time) out_.list.push_back(std::move(*other.judged));
     rank(out_, judge_);
+  }
+
+  Judged simulated(Judged j) const {
+    try {
+      judge_.simulate(j);
+    } catch (const Stopped&) {
+      throw;
+    } catch (const Error& e) {
+      j.lost = e.message(), j.seconds = 0;
+    }
+    return j;
   }
 
   // Estimates of pipelines have messages for nothing: the best are walked, until none that is left can be better were
   // its estimate as far off as any; what is too long for it is taken to be as much slower as those were.
   void simulate_best() {
+    constexpr size_t kAtOnce = 2;
     constexpr double kTooHigh = 0.97;  // that an estimate may be, whatever was seen
     double estimated = 0, walked = 0, off = kTooHigh, best = std::numeric_limits<double>::infinity();
     for (const Judged& j : out_.list)
       if (j.simulated && judge_.is_allowed(j)) best = std::min(best, judge_.worth(j));
     size_t walks = 0;
-    for (Judged& j : out_.list) {
-      if (!judge_.is_allowed(j) || judge_.worth(j) * off > best) break;
-      if (j.simulated) continue;
-      if (++walks > asked_.simulated && elapsed() > asked_.seconds) break;
-      try {
-        const double mine = j.seconds;
-        if (!judge_.simulate(j)) continue;
-        estimated += mine, walked += j.seconds, off = std::min(off, j.seconds / mine);
-        best = std::min(best, judge_.worth(j));
-      } catch (const Stopped&) {
-        throw;
-      } catch (const Error& e) {
-        j.lost = e.message(), j.seconds = 0;
+    for (size_t next = 0; next < out_.list.size();) {
+      std::vector<Judged*> some;
+      for (; next < out_.list.size() && some.size() < kAtOnce; ++next) {
+        Judged& j = out_.list[next];
+        const bool done = !judge_.is_allowed(j) || judge_.worth(j) * off > best;
+        if (done || (!j.simulated && ++walks > asked_.simulated && elapsed() > asked_.seconds)) {
+          next = out_.list.size();
+          break;
+        }
+        if (!j.simulated) some.push_back(&j);
+      }
+      constexpr double kAny = std::numeric_limits<double>::infinity();
+      std::vector<Looked> looked = look(some, kAny, [&](const Judged* j) { return simulated(*j); });
+      for (size_t k = 0; k < some.size(); ++k) {
+        Judged& mine = *looked[k].judged;
+        if (mine.simulated) {
+          estimated += some[k]->seconds, walked += mine.seconds;
+          off = std::min(off, mine.seconds / some[k]->seconds), best = std::min(best, judge_.worth(mine));
+        }
+        *some[k] = std::move(mine);
       }
     }
     if (walked > estimated)
@@ -183,7 +231,7 @@ class Search {
   }
 
   const SearchOptions& asked_;
-  double began_;
+  double began_, elsewhere_ = 0;  // of this thread's own time; what others took longer
   ModelCounts counts_;
   std::vector<DeviceSet> sets_;
   Judge judge_;

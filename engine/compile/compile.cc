@@ -73,28 +73,16 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   return plan;
 }
 
-// Or the same with a deeper warm-up, where links are slow: if that fits and the simulator finds it faster too.
+// Or the same with a deeper warm-up, where links are slow.
 Plan with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                         Plan plan) {
-  constexpr size_t kMostSteps = 2'000'000;
-  std::optional<DeeperWarmup> found = deeper_warmup(plan);
-  if (!found || !with_warmup(graph, options, found->depths)) return plan;
-  const auto before = times_of(plan, plan.entries[0], kMostSteps);
-  if (!before) return plan;
-  for (; found->is_deeper(); found->halve()) {
-    std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
-    with->options.dump = {};
-    Plan deeper = make_plan(with->graph, devices, with->options, plan.memory_price, true);
-    if (shortage_of(deeper).bytes == 0) {
-      const auto after = times_of(deeper, deeper.entries[0], kMostSteps);
-      if (!after || after->seconds > (1 - kWorthDeeper) * before->seconds) break;
-      deeper.model_hash = plan.model_hash;
-      deeper.notes.push_back(fmt::format("{}. A step takes {} instead of {}.", found->why, seconds_text(after->seconds),
-                                         seconds_text(before->seconds)));
-      return deeper;
-    }
-  }
-  return plan;
+  std::optional<Deepened> deeper = deepened(graph, options, plan, [&](const Graph& g, const CompileOptions& with) {
+    return make_plan(g, devices, with, plan.memory_price, true);
+  });
+  if (!deeper) return plan;
+  deeper->plan.model_hash = plan.model_hash;
+  deeper->plan.notes.push_back(std::move(deeper->why));
+  return std::move(deeper->plan);
 }
 
 // Of plans that do not fit, the one that lacks least.

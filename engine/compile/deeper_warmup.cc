@@ -6,6 +6,7 @@
 
 #include "plan/figures.h"
 #include "plan/lives.h"
+#include "report/fit.h"
 #include "schedule/warmup.h"
 #include "simulate/simulate.h"
 #include "task/strategy.h"
@@ -152,6 +153,26 @@ std::optional<DeeperWarmup> deeper_warmup(const Plan& plan) {
                          "stage {} to {} take {} beside forward passes of {}",
                          fmt::join(found.depths, ","), fmt::join(usual, ","), slowest, slowest + 1,
                          seconds_text(links[slowest].forward), seconds_text(times[slowest + 1].forward))};
+}
+
+std::optional<Deepened> deepened(const Graph& graph, const CompileOptions& options, const Plan& plan,
+                                 const MakePlan& make) {
+  constexpr size_t kMostSteps = 2'000'000;
+  std::optional<DeeperWarmup> found = deeper_warmup(plan);
+  if (!found || !with_warmup(graph, options, found->depths)) return std::nullopt;
+  const auto before = times_of(plan, plan.entries[0], kMostSteps);
+  if (!before) return std::nullopt;
+  for (; found->is_deeper(); found->halve()) {
+    std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
+    with->options.dump = {};
+    Plan deeper = make(with->graph, with->options);
+    if (shortage_of(deeper).bytes > 0) continue;
+    const auto after = times_of(deeper, deeper.entries[0], kMostSteps);
+    if (!after || after->seconds > (1 - kWorthDeeper) * before->seconds) break;
+    return Deepened{std::move(deeper), fmt::format("{}. A step takes {} instead of {}.", found->why,
+                                                   seconds_text(after->seconds), seconds_text(before->seconds))};
+  }
+  return std::nullopt;
 }
 
 }  // namespace whale

@@ -1,6 +1,7 @@
 // Warm-ups of 1F1B that nobody has written, where links are slow (schedule/warmup.h).
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,5 +34,15 @@ struct DeeperWarmup {
 };
 std::optional<DeeperWarmup> deeper_warmup(const Plan& plan);
 bool knows_devices(const std::vector<DeviceSpec>& devices, const Profile& profile);
+
+// The plan with such a warm-up, as deep as there is room for, where the simulator finds it faster by what that is
+// worth; `make` makes plans as `plan` was made.
+struct Deepened {
+  Plan plan;
+  std::string why;  // for a note
+};
+using MakePlan = std::function<Plan(const Graph&, const CompileOptions&)>;
+std::optional<Deepened> deepened(const Graph& graph, const CompileOptions& options, const Plan& plan,
+                                 const MakePlan& make);
 
 }  // namespace whale

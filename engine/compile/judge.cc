@@ -124,12 +124,17 @@ bool Judge::walk(Judged& j, const Plan& plan) const {
 
 bool Judge::simulate(Judged& j) const {
   const std::vector<DeviceSpec> mine = chosen_of(devices_, j.candidate.devices);
+  CompileOptions options = options_of(j.candidate);
   Plan plan = plan_of(j.candidate, mine);
-  const bool fits = shortage_of(plan).bytes == 0;
-  if (!fits) j.candidate.rooms = {}, j.candidate.stages = {};  // at other prices of memory, or with other cuts
-  const auto deeper = fits ? deeper_warmup(plan) : std::nullopt;
-  if (!fits || (deeper && deeper->is_deeper())) plan = compile(graph_, mine, options_of(j.candidate));
-  return walk(j, plan);
+  if (shortage_of(plan).bytes > 0) {  // at other prices of memory, or with other cuts
+    j.candidate.rooms = {}, j.candidate.stages = {};
+    return walk(j, compile(graph_, mine, options));
+  }
+  options.rooms = j.candidate.rooms, options.stages = j.candidate.stages;
+  std::optional<Deepened> deeper = deepened(graph_, options, plan, [&](const Graph& g, const CompileOptions& with) {
+    return plan_of_step(g, mine, with, plan.memory_price);
+  });
+  return walk(j, deeper ? deeper->plan : plan);
 }
 
 void Judge::set_seconds(Judged& j, double seconds) const {

@@ -1,20 +1,15 @@
 #include "session/initialize.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <new>
 #include <numbers>
-#include <optional>
-#include <system_error>
-#include <thread>
 
 #include "base/error.h"
 #include "base/float_env.h"
-#include "base/no_signals.h"
 #include "base/philox.h"
+#include "base/side_by_side.h"
 #include "checkpoint/safetensors.h"
 #include "data/convert.h"
 
@@ -157,41 +152,19 @@ void initialize_variables(Machine& machine, uint64_t seed, size_t threads, const
         chunks.push_back({v, at, static_cast<size_t>(std::min<uint64_t>(kChunk, count - at))});
     }
   }
-  std::atomic<size_t> next{0};
-  std::mutex mutex;
-  std::optional<Error> failure;
-  const auto work = [&] {
+  side_by_side(chunks.size(), threads, [&](size_t i, double) {
     const DefaultFloatEnv env;
-    std::vector<char> values;
-    for (size_t i = next.fetch_add(1); i < chunks.size(); i = next.fetch_add(1)) {
-      const Chunk& chunk = chunks[i];
-      const PlanVariable& variable = variables[chunk.variable];
-      const size_t bytes = static_cast<size_t>(size_of(variable.dtype));
-      try {
-        values.resize(chunk.count * bytes);
-        initial_values(variable.init, seed, variable.name, variable.dtype, chunk.begin, chunk.count, values.data());
-        machine.write_variable(chunk.variable, chunk.begin * bytes, values.data(), values.size());
-      } catch (const Error& e) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = e;
-        next.store(chunks.size());
-      } catch (const std::bad_alloc&) {
-        const std::lock_guard lock(mutex);
-        if (!failure) failure = error(Code::kResourceExhausted, "no memory for {} initial values", chunk.count);
-        next.store(chunks.size());
-      }
+    const Chunk& chunk = chunks[i];
+    const PlanVariable& variable = variables[chunk.variable];
+    const size_t bytes = static_cast<size_t>(size_of(variable.dtype));
+    try {
+      std::vector<char> values(chunk.count * bytes);
+      initial_values(variable.init, seed, variable.name, variable.dtype, chunk.begin, chunk.count, values.data());
+      machine.write_variable(chunk.variable, chunk.begin * bytes, values.data(), values.size());
+    } catch (const std::bad_alloc&) {
+      throw error(Code::kResourceExhausted, "no memory for {} initial values", chunk.count);
     }
-  };
-  std::vector<std::thread> helpers;
-  try {
-    const NoSignals quiet;
-    helpers.reserve(threads);
-    while (helpers.size() + 1 < std::min(threads, chunks.size())) helpers.emplace_back(work);
-  } catch (const std::system_error&) {  // those that there are do it
-  }
-  work();
-  for (std::thread& helper : helpers) helper.join();
-  if (failure) throw Error(*failure);
+  });
 }
 
 }  // namespace whale
