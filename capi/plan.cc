@@ -235,8 +235,9 @@ whale_status* whale_plan_search_json(whale_engine* engine, const whale_graph* gr
     const Request request(engine, graph, cluster, options);
     need(out, "out");
     const Watch watching = request.watch();
-    *out = make_text(
-        text_of(found_json(whale::search(*request.graph, request.devices, request.options), request.devices)));
+    CompileOptions asked = request.options;
+    asked.search.front = true;
+    *out = make_text(text_of(found_json(whale::search(*request.graph, request.devices, asked), request.devices)));
   });
 }
 

@@ -72,6 +72,30 @@ double busy_share(const std::string& strategy) {
   return 1;
 }
 
+// What others do better: a step of a worth, and by the price of an hour, since what takes longer on devices that cost
+// as much or more is dearer, too.
+class Bounds {
+ public:
+  void see(double worth, double price_hour, double seconds) {
+    worth_ = std::min(worth_, worth);
+    if (seconds >= seconds_for(price_hour)) return;
+    const auto at = fastest_.insert_or_assign(price_hour, seconds).first;
+    fastest_.erase(std::next(at), std::find_if(std::next(at), fastest_.end(),
+                                               [&](const auto& cheaper) { return cheaper.second < seconds; }));
+  }
+  bool any() const { return worth_ < kNone; }
+  double worth() const { return worth_; }
+  double seconds_for(double price_hour) const {
+    const auto behind = fastest_.upper_bound(price_hour);
+    return behind == fastest_.begin() ? kNone : std::prev(behind)->second;
+  }
+
+ private:
+  static constexpr double kNone = std::numeric_limits<double>::infinity();
+  double worth_ = kNone;
+  std::map<double, double> fastest_;  // falling
+};
+
 class Search {
  public:
   Search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options)
@@ -90,16 +114,24 @@ class Search {
     }
     // What is likely to be best first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [&](const Shape& s) { return worth_of(s, s.rank); });
-    estimate();
+    looked_at_.resize(shapes_.size());
+    estimate({});
     rank(out_, judge_);
     try_schedules();
+    // Estimates say what is not worth a look, and may be too low for the best: what was left out by them has its turn
+    // by what those take in truth.
     simulate_best();
+    for (Bounds truth = walked_bounds(); truth.any() && estimate(truth); truth = walked_bounds()) simulate_best();
+    take_as_much_slower();
+    rank(out_, judge_);
+    out_.not_tried += static_cast<size_t>(std::ranges::count(looked_at_, 0));
     say_why(out_, judge_, asked_);
     return std::move(out_);
   }
 
  private:
   static constexpr double kLooked = 0.6;  // of the time; what is left is for the simulator
+  static constexpr double kNone = std::numeric_limits<double>::infinity();
 
   double elapsed() const { return thread_seconds() - began_ + elsewhere_; }
   double worth_of(const Shape& s, double seconds) const {
@@ -121,39 +153,55 @@ class Search {
     return out;
   }
 
-  void estimate() {
+  // Of what was walked.
+  Bounds walked_bounds() const {
+    constexpr double kHour = 3600;
+    const bool by_price = asked_.objective == Objective::kPrice;
+    Bounds out;
+    for (const Judged& j : out_.list)
+      if (j.simulated && judge_.is_allowed(j))
+        out.see(by_price ? j.price * kHour : j.seconds, asked_.front ? j.price / j.seconds * kHour : 0, j.seconds);
+    return out;
+  }
+
+  // All that may be within the bounds, and was not looked at yet; without any, by those of the estimates themselves.
+  // Whether there was something.
+  bool estimate(Bounds bounds) {
     constexpr size_t kAtOnce = 8;
     constexpr double kLonger = 3;  // is looked while nothing fits
-    constexpr double kNone = std::numeric_limits<double>::infinity();
-    const bool by_price = asked_.objective == Objective::kPrice;
-    CountsOff counts;
-    double best = kNone, fastest = kNone;  // worth and seconds
-    std::set<const DeviceSet*> seen;       // counts tell types apart by their peaks alone: of several each has its try
-    const auto until = [&] { return kLooked * asked_.seconds * (best < kNone ? 1 : kLonger); };
+    const bool given = bounds.any(), by_price = asked_.objective == Objective::kPrice;
+    const auto hour_of = [&](const Shape& shape) { return asked_.front ? shape.set->price_hour : 0; };
+    const auto until = [&] { return kLooked * asked_.seconds * (bounds.any() ? 1 : kLonger); };
+    std::set<const DeviceSet*> seen;  // counts tell types apart by their peaks alone: of several each has its try
+    const size_t before = out_.list.size();
     for (size_t next = 0; next < shapes_.size();) {
-      std::vector<const Shape*> some;
+      std::vector<size_t> some;
       for (; next < shapes_.size() && some.size() < kAtOnce; ++next) {
         const Shape& shape = shapes_[next];
-        const bool first = sets_[0].unlike && !shape.set->unlike && seen.insert(shape.set).second;
-        const bool hopeless = !first && worth_of(shape, counts.least_seconds(shape)) > best;
-        if (elapsed() > until() || hopeless)
-          ++out_.not_tried;
-        else
-          some.push_back(&shape);
+        const bool first = !given && sets_[0].unlike && !shape.set->unlike && seen.insert(shape.set).second;
+        const double least = counts_off_.least_seconds(shape);
+        const bool hopeless = !first && worth_of(shape, least) > bounds.worth() &&
+                              (!asked_.front || least > bounds.seconds_for(hour_of(shape)));
+        if (looked_at_[next] == 0 && !hopeless && elapsed() <= until()) some.push_back(next);
       }
-      std::vector<Looked> looked =
-          look(some, until(), [&](const Shape* s) { return judge_.first_that_fits(*s, by_price ? kNone : fastest); });
+      std::vector<Looked> looked = look(some, until(), [&](size_t at) {
+        const Shape& shape = shapes_[at];
+        return judge_.first_that_fits(shape, by_price ? kNone : bounds.seconds_for(hour_of(shape)));
+      });
       for (size_t k = 0; k < some.size(); ++k) {
-        if (!looked[k].in_time) ++out_.not_tried;
+        const Shape& shape = shapes_[some[k]];
+        looked_at_[some[k]] = looked[k].in_time ? 1 : 0;
         std::optional<Judged>& mine = looked[k].judged;
         if (!mine) continue;
         if (judge_.is_allowed(*mine)) {
-          counts.see(*some[k], mine->seconds);
-          fastest = std::min(fastest, mine->seconds), best = std::min(best, worth_of(*some[k], mine->seconds));
+          counts_off_.see(shape, mine->seconds);
+          if (!given) bounds.see(worth_of(shape, mine->seconds), hour_of(shape), mine->seconds);
         }
         out_.list.push_back(std::move(*mine));
       }
     }
+    rank(out_, judge_);
+    return out_.list.size() > before;
   }
 
   // Of the best pipeline: its other schedules, of which those that keep more alive may not fit; where one without any
@@ -182,7 +230,9 @@ class Search {
     rank(out_, judge_);
   }
 
-  Judged simulated(Judged j) const {
+  // By the simulator; what it cannot walk stays estimated.
+  Judged walked(Judged j) const {
+    j.walked = true;
     try {
       judge_.simulate(j);
     } catch (const Stopped&) {
@@ -193,42 +243,47 @@ class Search {
     return j;
   }
 
-  // Estimates of pipelines have messages for nothing: the best are walked, until none that is left can be better were
-  // its estimate as far off as any; what is too long for it is taken to be as much slower as those were.
+  // Whether none that was walked is better, were this one's estimate as far off as any.
+  bool may_be_best(const Judged& j) const {
+    return std::ranges::none_of(out_.list, [&](const Judged& w) {
+      if (!w.simulated || !judge_.is_allowed(w) || judge_.worth(w) >= judge_.worth(j) * off_) return false;
+      return !asked_.front || (w.seconds < j.seconds * off_ && w.price <= j.price * off_);
+    });
+  }
+
+  // Estimates of pipelines have messages for nothing: the best are walked, until none that is left can be better. What
+  // is just over a bound by its estimate may be within it.
   void simulate_best() {
     constexpr size_t kAtOnce = 2;
-    constexpr double kTooHigh = 0.97;  // that an estimate may be, whatever was seen
-    double estimated = 0, walked = 0, off = kTooHigh, best = std::numeric_limits<double>::infinity();
-    for (const Judged& j : out_.list)
-      if (j.simulated && judge_.is_allowed(j)) best = std::min(best, judge_.worth(j));
-    size_t walks = 0;
-    for (size_t next = 0; next < out_.list.size();) {
+    for (size_t walks = 0; walks < asked_.simulated || elapsed() <= asked_.seconds;) {
       std::vector<Judged*> some;
-      for (; next < out_.list.size() && some.size() < kAtOnce; ++next) {
-        Judged& j = out_.list[next];
-        const bool done = !judge_.is_allowed(j) || judge_.worth(j) * off > best;
-        if (done || (!j.simulated && ++walks > asked_.simulated && elapsed() > asked_.seconds)) {
-          next = out_.list.size();
-          break;
-        }
-        if (!j.simulated) some.push_back(&j);
+      for (Judged& j : out_.list) {
+        if (some.size() == kAtOnce) break;
+        if (!j.simulated && !j.walked && judge_.would_be_allowed(j, off_) && may_be_best(j)) some.push_back(&j);
       }
-      constexpr double kAny = std::numeric_limits<double>::infinity();
-      std::vector<Looked> looked = look(some, kAny, [&](const Judged* j) { return simulated(*j); });
+      if (some.empty()) break;
+      walks += some.size();
+      std::vector<Looked> looked = look(some, kNone, [&](const Judged* j) { return walked(*j); });
       for (size_t k = 0; k < some.size(); ++k) {
         Judged& mine = *looked[k].judged;
         if (mine.simulated) {
-          estimated += some[k]->seconds, walked += mine.seconds;
-          off = std::min(off, mine.seconds / some[k]->seconds), best = std::min(best, judge_.worth(mine));
+          estimated_ += some[k]->seconds, walked_ += mine.seconds;
+          off_ = std::min(off_, mine.seconds / some[k]->seconds);
         }
         *some[k] = std::move(mine);
       }
     }
-    if (walked > estimated)
-      for (Judged& j : out_.list)
-        if (!j.simulated && j.seconds > 0) judge_.set_seconds(j, j.seconds * walked / estimated);
     rank(out_, judge_);
   }
+
+  // What is estimated alone, as those were that were walked.
+  void take_as_much_slower() {
+    if (walked_ <= estimated_) return;
+    for (Judged& j : out_.list)
+      if (!j.simulated && j.seconds > 0) judge_.set_seconds(j, j.seconds * walked_ / estimated_);
+  }
+
+  static constexpr double kTooHigh = 0.97;  // that an estimate may be, whatever was seen
 
   const SearchOptions& asked_;
   double began_, elsewhere_ = 0;  // of this thread's own time; what others took longer
@@ -236,6 +291,9 @@ class Search {
   std::vector<DeviceSet> sets_;
   Judge judge_;
   std::vector<Shape> shapes_;
+  std::vector<char> looked_at_;  // of the shapes
+  CountsOff counts_off_;
+  double estimated_ = 0, walked_ = 0, off_ = kTooHigh;  // seconds of what was walked; the least of one over the other
   Found out_;
 };
 

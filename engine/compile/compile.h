@@ -26,6 +26,7 @@ struct SearchOptions {
   double seconds = 10;                                          // that a search may take, about
   size_t simulated = 4;                                         // the best, judged by the simulator too
   int32_t ranks = 1;         // that the devices are of, in even runs: with several all devices are used, as listed
+  bool front = false;        // what is best at every price is looked for, too: the list's pareto_front() is whole
   std::string present = {};  // a strategy that the model has now: what is near it is looked at, and nothing else
 };
 

@@ -38,6 +38,7 @@ class Sets {
         for (const auto& [type, list] : of_type) add_without(type, all);
       add_zones(all);
       add_without_some(all);
+      if (by_price()) add_mixes(of_type);
       if (are_unlike(devices_)) add_sorted(all);
     }
     for (DeviceSet& set : out_) measure(set);
@@ -76,6 +77,53 @@ class Sets {
     for (const int32_t d : all.devices)
       if (types_[static_cast<size_t>(d)] != type) others.devices.push_back(d);
     add(std::move(others));
+  }
+
+  // What a device costs beside what it brings counts.
+  bool by_price() const {
+    const SearchOptions& asked = options_.search;
+    return asked.front || asked.objective == Objective::kPrice || std::isfinite(asked.most_price);
+  }
+
+  // Some of each type, the first of the list; in all no more than are looked at in seconds.
+  void add_mixes(const std::map<std::string, std::vector<int32_t>>& of_type) {
+    constexpr size_t kMost = 256, kAnyOf = 4;
+    struct Type {
+      std::string name;
+      const std::vector<int32_t>* list;
+      std::vector<size_t> counts;  // falling: all of them first
+    };
+    std::vector<Type> types;
+    for (const auto& [name, list] : of_type) {
+      Type type{name, &list, {}};
+      for (size_t n = list.size(); n > 0; n = list.size() <= kAnyOf ? n - 1 : n / 2) type.counts.push_back(n);
+      type.counts.push_back(0);
+      types.push_back(std::move(type));
+    }
+    const auto mixes = [&] {
+      return std::accumulate(types.begin(), types.end(), size_t{1},
+                             [](size_t n, const Type& t) { return n * t.counts.size(); });
+    };
+    while (mixes() > kMost) {  // the fewest of the type with most counts are left out
+      Type& most = *std::ranges::max_element(types, {}, [](const Type& t) { return t.counts.size(); });
+      if (most.counts.size() == 2) return;
+      most.counts.erase(most.counts.end() - 2);
+    }
+    for (size_t k = 0; k < mixes(); ++k) {
+      DeviceSet some;
+      std::vector<std::string> names;
+      size_t rest = k;
+      for (const Type& type : types) {
+        const size_t n = type.counts[rest % type.counts.size()];
+        rest /= type.counts.size();
+        if (n > 0) names.push_back(fmt::format("{}x{}", n, type.name));
+        some.devices.insert(some.devices.end(), type.list->begin(),
+                            type.list->begin() + static_cast<std::ptrdiff_t>(n));
+      }
+      some.name = fmt::format("{}", fmt::join(names, " + "));
+      std::ranges::sort(some.devices);
+      add(std::move(some));
+    }
   }
 
   void add_zones(const DeviceSet& all) {

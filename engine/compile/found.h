@@ -24,6 +24,7 @@ struct Judged {
   Candidate candidate;
   double seconds = 0;      // of a step; 0: it was not planned that far
   bool simulated = false;  // seconds are the simulator's, not the estimate's
+  bool walked = false;     // the simulator was asked, whether it could or not
   int64_t bytes = 0;       // of the fullest device
   bool at_least = false;   // bytes and missing: nobody planned that far
   int64_t missing = 0;     // bytes, on the device that lacks most; 0: it fits

@@ -152,6 +152,12 @@ bool Judge::is_allowed(const Judged& j) const {
   return j.seconds > 0 && j.missing == 0 && j.lost.empty() && j.price <= options_.search.most_price && !is_too_slow(j);
 }
 
+bool Judge::would_be_allowed(const Judged& j, double off) const {
+  Judged faster = j;
+  faster.seconds *= off, faster.price *= off;
+  return is_allowed(faster);
+}
+
 double Judge::worth(const Judged& j) const {
   return options_.search.objective == Objective::kPrice ? j.price : j.seconds;
 }

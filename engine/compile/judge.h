@@ -26,6 +26,8 @@ class Judge {
 
   // As fast, cheap and small as was asked for.
   bool is_allowed(const Judged& judged) const;
+  // Were its seconds `off` times what they are.
+  bool would_be_allowed(const Judged& judged, double off) const;
   // What is to be least: seconds, or the price.
   double worth(const Judged& judged) const;
   // Seconds of a step are set; price follows.
