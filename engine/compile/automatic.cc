@@ -52,8 +52,10 @@ class CountsOff {
   }
 
  private:
-  using Key = std::tuple<bool, bool, bool, bool, bool>;
-  static Key form_of(const Shape& s) { return {s.cut > 0, s.stages > 1, s.outside, s.split > 1, s.replicas > 1}; }
+  using Key = std::tuple<std::string_view, bool, bool, bool, bool, bool>;
+  static Key form_of(const Shape& s) {
+    return {s.set->types, s.cut > 0, s.stages > 1, s.outside, s.split > 1, s.replicas > 1};
+  }
   struct Form {
     double least = std::numeric_limits<double>::infinity();
     size_t seen = 0;
@@ -167,16 +169,16 @@ class Search {
   // All that may be within the bounds, and was not looked at yet; without any, by those of the estimates themselves.
   // Whether there was something.
   bool estimate(Bounds bounds) {
-    constexpr size_t kAtOnce = 8;
+    constexpr size_t kAtOnce = 8;  // first few, which bound the others
     constexpr double kLonger = 3;  // is looked while nothing fits
     const bool given = bounds.any(), by_price = asked_.objective == Objective::kPrice;
     const auto hour_of = [&](const Shape& shape) { return asked_.front ? shape.set->price_hour : 0; };
     const auto until = [&] { return kLooked * asked_.seconds * (bounds.any() ? 1 : kLonger); };
     std::set<const DeviceSet*> seen;  // counts tell types apart by their peaks alone: of several each has its try
     const size_t before = out_.list.size();
-    for (size_t next = 0; next < shapes_.size();) {
+    for (size_t next = 0, at_once = 1; next < shapes_.size(); at_once = std::min(2 * at_once, kAtOnce)) {
       std::vector<size_t> some;
-      for (; next < shapes_.size() && some.size() < kAtOnce; ++next) {
+      for (; next < shapes_.size() && some.size() < at_once; ++next) {
         const Shape& shape = shapes_[next];
         const bool first = !given && sets_[0].unlike && !shape.set->unlike && seen.insert(shape.set).second;
         const double least = counts_off_.least_seconds(shape);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "base/text.h"
 #include "cluster/device_kinds.h"
@@ -38,7 +39,7 @@ class Sets {
         for (const auto& [type, list] : of_type) add_without(type, all);
       add_zones(all);
       add_without_some(all);
-      if (by_price()) add_mixes(of_type);
+      add_mixes(of_type);
       if (are_unlike(devices_)) add_sorted(all);
     }
     for (DeviceSet& set : out_) measure(set);
@@ -77,12 +78,6 @@ class Sets {
     for (const int32_t d : all.devices)
       if (types_[static_cast<size_t>(d)] != type) others.devices.push_back(d);
     add(std::move(others));
-  }
-
-  // What a device costs beside what it brings counts.
-  bool by_price() const {
-    const SearchOptions& asked = options_.search;
-    return asked.front || asked.objective == Objective::kPrice || std::isfinite(asked.most_price);
   }
 
   // Some of each type, the first of the list; in all no more than are looked at in seconds.
@@ -171,6 +166,9 @@ class Sets {
     set.specs = chosen_of(devices_, set.devices);
     set.cost.emplace(set.specs, 1, options_.profile, precision_);
     set.unlike = are_unlike(set.specs), set.node = node_size(set.specs);
+    std::set<std::string> types;
+    for (const int32_t d : set.devices) types.insert(types_[static_cast<size_t>(d)]);
+    set.types = fmt::format("{}", fmt::join(types, " "));
     for (const DeviceSpec& d : set.specs) {
       set.memory = std::max(set.memory, d.memory_bytes);
       set.flops += set.cost->rates_of(d).flops_per_second, set.price_hour += d.figures.price_per_hour;

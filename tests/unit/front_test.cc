@@ -70,6 +70,8 @@ TEST_CASE("by prices: no set of devices is both faster and cheaper than the fron
             front, [&](const Judged& f) { return f.seconds <= k.seconds * kNear && f.price <= k.price * kNear; }),
         k.text << " takes " << k.seconds << " for " << k.price);
   for (const Judged& f : front) CHECK(f.simulated);
+  const double fastest = search(graph, devices, {}).winner().seconds;
+  for (const Known& k : all) CHECK_MESSAGE(fastest <= k.seconds * kNear, k.text);
 
   for (const Judged& f : front) {
     CompileOptions bounded;
