@@ -309,8 +309,11 @@ std::vector<std::string> check_profile(const Profile& profile, const Graph& sour
   if (!profile.measured || profile.measured->devices.empty()) return {};
   const MeasuredProfile& measured = *profile.measured;
   std::vector<std::string> notes;
-  for (const std::string& doubt : measured.doubts)
-    notes.push_back(fmt::format("What {} says may be wrong: {}.", measured.name(), doubt));
+  const auto note = [&](const std::string& doubt) {
+    notes.push_back(
+        fmt::format("What {} says may be wrong: {}{}", measured.name(), doubt, doubt.ends_with('?') ? "" : "."));
+  };
+  for (const std::string& doubt : measured.doubts) note(doubt);
   const std::string of =
       measured.model.empty() ? std::string() : fmt::format(" is of model '{}' and", brief(measured.model));
   for (const auto& device : measured.devices) {
@@ -319,22 +322,23 @@ std::vector<std::string> check_profile(const Profile& profile, const Graph& sour
       throw invalid("{}{} has times of {} layers; model '{}' has {} blocks, with the embedding and the head {} layers",
                     measured.name(), of, device->layers[0].layers.size(), source.name, blocks, blocks + 2);
   }
-  double all = 0, known = 0, ops = 0;  // FLOPs; kernels
+  const bool of_model = measured.of_ops() && !measured.model.empty();  // a table of ops is of none
+  double all = 0, known = 0, ops = 0;                                  // FLOPs; kernels
   for (const Op& op : source.ops) {
     if (has_flag(op.code, kView)) continue;
     const OpView view = view_of(source, op);
     const OpCost cost = cost_of(view);
     all += cost.flops, ++ops;
     const auto has = [&](const auto& device) { return is_measured(*device, view, cost); };
-    if (std::ranges::any_of(measured.devices, has)) known += cost.flops;
+    if (of_model && std::ranges::any_of(measured.devices, has)) known += cost.flops;
   }
   int64_t batch = 1;
   for (const TensorId id : source.inputs)
     if (const Tensor& t = source.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
   std::vector<std::string> doubts;
   check_layers(measured, all / static_cast<double>(std::max<int64_t>(1, batch)), ops, doubts);
-  for (const std::string& doubt : doubts) notes.push_back(fmt::format("What a profile says may be wrong: {}.", doubt));
-  if (!measured.of_ops() || measured.model.empty()) return notes;  // a table of ops is of no model
+  for (const std::string& doubt : doubts) note(doubt);
+  if (!of_model) return notes;
   constexpr double kLeast = 0.1;  // of the work: any two models have some small op in common
   if (known < kLeast * all)
     throw invalid(
@@ -348,8 +352,7 @@ std::vector<std::string> check_profile(const Profile& profile, const Graph& sour
   if (digest != measured.digest)
     notes.push_back(
         fmt::format("{} was measured with another graph: model '{}' of digest {}, and this is '{}' of {}. Of this "
-                    "one's FLOPs {:.3g} "
-                    "% are of ops that it has.",
+                    "one's FLOPs {:.3g} % are of ops that it has.",
                     capital(measured.name()), brief(measured.model), brief(measured.digest, 40), source.name, digest,
                     100 * known / std::max(all, 1.0)));
   return notes;

@@ -136,7 +136,7 @@ TEST_CASE("measured: a profile is read as it was written; what cannot be right i
   CHECK(has(message_of([] { profile_of_text("{}", "here.json"); }), "'here.json': no profile: "));
   CHECK(has(message_of([] { profile_of_text(R"({"nodes": []})"); }), "no profile, but a cluster"));
   CHECK(has(message_of([] { profile_of_text("{\"passes\": 1,\n \"passes\": 2}"); }), "/passes is given twice"));
-  CHECK(has(message_of([] { profile_of_text("{\"passes\":\n NaN}"); }), "line 2, column 3: "));
+  CHECK(has(message_of([] { profile_of_text("{\"passes\":\n NaN}"); }), "line 2, column 2: "));
 }
 
 // A profile of a core that reaches 1e11 FLOP/s: three sizes of a product, steps of two batches.
@@ -161,18 +161,13 @@ struct Written {
           ", {{\"seconds\": {}, \"flops\": 134217728, \"bytes\": 1048576, \"numbers\": [256, 512, 512, 512], "
           "\"samples\": 4}}",
           again);
-    return fmt::format(R"({{"schema": "whale.profile/1", "units": {{"seconds": "s"}}, "model": {{"name": "m", "digest": "0"}},
-        "devices": [{{"kind": "cpu", "cores": 1, "ops": [{{"op": "matmul(f32:2, f32:2)(f32:2)", "points": [{}]
-  }}],
-        "steps": [{{"samples": 4, "forward": {}, "backward": {}, "update": 0, "step": {}}}{}]
-}
-}]{}
-}
-})",
-                       points, unit * 3e-3, unit * 6e-3, unit * step * 9e-3, steps, machine);
-}
-}
-;
+    constexpr const char* kText = R"json({{"schema": "whale.profile/1", "units": {{"seconds": "s"}},
+      "model": {{"name": "m", "digest": "0"}},
+      "devices": [{{"kind": "cpu", "cores": 1, "ops": [{{"op": "matmul(f32:2, f32:2)(f32:2)", "points": [{}]}}],
+      "steps": [{{"samples": 4, "forward": {}, "backward": {}, "update": 0, "step": {}}}{}]}}]{}}})json";
+    return fmt::format(fmt::runtime(kText), points, unit * 3e-3, unit * 6e-3, unit * step * 9e-3, steps, machine);
+  }
+};
 
 TEST_CASE("measured: a profile that contradicts itself, or has times of another unit, is refused or doubted by name") {
   const auto said = [](const Written& written) {

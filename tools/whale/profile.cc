@@ -116,9 +116,10 @@ void add_profile(CLI::App& app) {
   CLI::Option* model = command->add_option("MODEL", a->path, "a .whale file, of which steps are run on each device");
   CLI::Option* import =
       command
-          ->add_option("--import", a->imports,
-                       "instead of running: a file that Sailor or Metis wrote, or a table of ops; several for several "
-                       "devices")
+          ->add_option(
+              "--import", a->imports,
+              "instead of running: a file that Sailor or Metis wrote, a table of ops, or one that `whale profile` "
+              "wrote elsewhere; several for several devices")
           ->allow_extra_args(false)
           ->excludes(model);
   command->add_option("--devices", a->devices,
