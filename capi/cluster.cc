@@ -27,7 +27,7 @@ whale_status* whale_cluster_create(whale_engine* engine, whale_str devices, whal
                       content.find("WHG1") == 4   ? ", a model"
                       : content.find("WHP1") == 4 ? ", a plan"
                                                   : "");
-      cluster->devices = is_cluster_json(content) ? devices_of_json(content) : parse_devices(devices_of_file(content));
+      cluster->devices = devices_of_cluster_file(content, path);
     } else {
       cluster->devices = parse_devices(list);
     }

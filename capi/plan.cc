@@ -80,7 +80,15 @@ CompileOptions read_options(const whale_plan_options& o) {
     out.eval_batches.push_back(number<int64_t>(batch, 1, INT64_MAX, "options.eval_batches"));
   if (o.profile.size > 0) {
     if (o.profile.data == nullptr) throw invalid("options.profile has a size and no data (null pointer)");
-    out.profile = profile_of_text({o.profile.data, o.profile.size});
+    constexpr std::string_view kFile = "file:";
+    std::string_view given{o.profile.data, o.profile.size};
+    if (given.starts_with(kFile)) {
+      const std::string path(given.substr(kFile.size()));
+      const std::vector<uint8_t> bytes = read_file(path);
+      out.profile = profile_of_text({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
+    } else {
+      out.profile = profile_of_text(given);
+    }
   }
   read_fields(o, out);
   const auto bound = [](double given, const char* what) {

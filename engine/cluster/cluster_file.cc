@@ -8,8 +8,9 @@
 #include <set>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_input.h"
 #include "base/text.h"
+#include "cluster/device_types.h"
 #include "cluster/devices.h"
 #include "cluster/links_text.h"
 
@@ -17,50 +18,60 @@ namespace whale {
 namespace {
 
 constexpr int64_t kMostDevices = 65536;
-constexpr double kLeastRate = 1e3, kMostRate = 1e18;  // FLOP/s or bytes/s: no device is beyond
+constexpr size_t kMostLinks = 1 << 20, kMostLinksOfDevices = 1 << 22;  // of pairs of nodes; that devices hold together
+constexpr double kLeastRate = 1e3, kMostRate = 1e18;                   // FLOP/s or bytes/s: no device is beyond
 constexpr double kLeastMemory = 1e6;
-constexpr int kMostLevels = 64;  // of lists and objects in each other
 
-// A value with where it is.
+// A value with where it is: a JSON pointer.
 struct Place {
   const Json* json;
   std::string where;
 
+  std::string_view name() const { return where.empty() ? std::string_view("the file") : std::string_view(where); }
   [[noreturn]] void bad(std::string_view expected) const {
-    throw invalid("cluster file: {} is {}, expected {}", where.empty() ? "the file" : where, brief(text_of(*json), 60),
-                  expected);
+    throw invalid("{} is {}, expected {}", name(), brief(text_of(*json), 60), expected);
   }
-  std::optional<Place> find(const char* name) const {
-    const auto it = json->find(name);
+  std::optional<Place> find(const char* member) const {
+    const auto it = json->find(member);
     if (it == json->end()) return std::nullopt;
-    return Place{&*it, where.empty() ? name : where + "." + name};
+    return Place{&*it, where + pointer_part(std::string_view(member))};
   }
   void only(std::initializer_list<std::string_view> names) const {
     if (!json->is_object()) bad("an object");
-    for (const auto& [name, value] : json->items())
-      if (std::ranges::find(names, name) == names.end())
-        throw invalid("cluster file: {}{}'{}' is not known; there are {}", where, where.empty() ? "" : ": ",
-                      brief(name, 40), fmt::join(names, ", "));
+    for (const auto& [member, value] : json->items())
+      if (std::ranges::find(names, member) == names.end())
+        throw invalid("{}: '{}' is not known; there are {}", name(), brief(member, 40), fmt::join(names, ", "));
   }
   std::vector<Place> list() const {
     if (!json->is_array() || json->empty()) bad("a list with something in it");
     std::vector<Place> out;
-    for (size_t k = 0; k < json->size(); ++k) out.push_back({&(*json)[k], fmt::format("{}[{}]", where, k)});
+    for (size_t k = 0; k < json->size(); ++k) out.push_back({&(*json)[k], where + pointer_part(k)});
     return out;
   }
   double figure(double least, double most) const {
-    if (!json->is_number()) bad("a number");
-    const double value = json->get<double>();
+    const double value = json->is_number() ? json->get<double>() : NAN;
     if (!std::isfinite(value) || value < least || value > most) bad(fmt::format("a number from {} to {}", least, most));
     return value;
   }
-  int64_t count(int64_t most) const {
-    if (!json->is_number_integer()) bad("a whole number");
-    return static_cast<int64_t>(figure(1, static_cast<double>(most)));
+  int64_t count(int64_t most, int64_t least = 1) const {
+    const double value = json->is_number() ? json->get<double>() : NAN;
+    if (!(value >= static_cast<double>(least) && value <= static_cast<double>(most)) || value != std::floor(value))
+      bad(fmt::format("a whole number from {} to {}", least, most));
+    return static_cast<int64_t>(value);
   }
   std::string text() const {
     if (!json->is_string()) bad("a text");
     return json->get<std::string>();
+  }
+  // What `read` makes of its text, with the place where it cannot.
+  template <class Read>
+  auto as(Read read) const {
+    const std::string mine = text();
+    try {
+      return read(mine);
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("{}: {}", where, e.message()));
+    }
   }
 };
 
@@ -68,11 +79,11 @@ double rate(const Place& at) { return at.figure(kLeastRate, kMostRate); }
 
 // "800Gb/s@5us", or both figures.
 LinkRates link(const Place& at) {
-  if (at.json->is_string()) return parse_rate(at.text());
+  if (at.json->is_string()) return at.as(parse_rate);
   at.only({"bytes_per_second", "latency_seconds"});
   const auto bytes = at.find("bytes_per_second"), latency = at.find("latency_seconds");
   if (!bytes) at.bad("bytes_per_second in it");
-  return {rate(*bytes), latency ? latency->figure(0, 3600) : 0};
+  return {rate(*bytes), latency ? latency->figure(0, kMostLatency) : 0};
 }
 
 // A rate, or one for each size that was measured: the best.
@@ -80,7 +91,8 @@ double best_of(const Place& at) {
   if (at.json->is_number()) return rate(at);
   if (!at.json->is_object() || at.json->empty()) at.bad("a rate, or rates by size");
   double best = 0;
-  for (const auto& [size, value] : at.json->items()) best = std::max(best, rate({&value, at.where + "." + size}));
+  for (const auto& [size, value] : at.json->items())
+    best = std::max(best, rate({&value, at.where + pointer_part(size)}));
   return best;
 }
 
@@ -100,21 +112,33 @@ void read_figures(const Place& at, DeviceSpec& d) {
     d.memory_bytes = static_cast<int64_t>(memory->figure(kLeastMemory, static_cast<double>(kMostDeviceMemory)));
 }
 
+void check_number(int64_t more, const std::vector<DeviceSpec>& there) {
+  if (std::ssize(there) + more > kMostDevices) throw invalid("it has more than {} devices", kMostDevices);
+}
+
 void read_devices(const Place& at, std::vector<DeviceSpec>& out) {
   at.only({"device", "type", "count", "memory_bytes", "flops_per_second", "bytes_per_second", "seconds_per_op", "host",
            "price_per_hour"});
   const auto device = at.find("device"), type = at.find("type");
   if (device.has_value() == type.has_value())
     at.bad("either a device such as \"cpu@0\" or a type such as \"V100-32GB\"");
-  const std::string text = device ? device->text() : type->text();
-  if (text.find_first_of("|~+, ") != text.npos && text.find("@") == text.npos)
-    (device ? device : type)->bad("one device, such as cpu@0, or a type of devices");
-  std::vector<DeviceSpec> one = parse_devices(text);
-  if (one.size() != 1) at.bad("one device; `count` says how many there are");
-  if (type && one[0].type.empty()) type->bad("a type of devices, such as V100-32GB");
-  read_figures(at, one[0]);
+  const auto of_type = [](const std::string& text) {
+    if (const DeviceType* known = find_device_type(text)) return device_of(*known);
+    throw invalid("{}", no_device_type(text));
+  };
+  const auto of_list = [&](const std::string& text) {
+    if (text.find_first_of("|~+, ") != text.npos && text.find("@") == text.npos)
+      device->bad("one device, such as cpu@0");
+    const std::vector<DeviceSpec> list = parse_devices(text);
+    if (list.size() != 1) device->bad("one device; `count` says how many there are");
+    return list[0];
+  };
+  DeviceSpec one = type ? type->as(of_type) : device->as(of_list);
+  read_figures(at, one);
   const auto count = at.find("count");
-  out.insert(out.end(), static_cast<size_t>(count ? count->count(kMostDevices) : 1), one[0]);
+  const int64_t times = count ? count->count(kMostDevices) : 1;
+  check_number(times, out);
+  out.insert(out.end(), static_cast<size_t>(times), one);
 }
 
 // Sites, by name, in the order in which nodes name them first.
@@ -124,7 +148,7 @@ class Zones {
     if (!known_) return;
     if (!known_->json->is_object() || known_->json->empty()) known_->bad("an object with a zone in it");
     for (const auto& [name, value] : known_->json->items()) {
-      const Place zone{&value, known_->where + "." + brief(name, 40)};
+      const Place zone{&value, known_->where + pointer_part(brief(name, 40))};
       zone.only({"network"});
       const auto network = zone.find("network");
       if (!network) zone.bad("a network in it: what connects it with other zones, such as \"5Gb/s@30ms\"");
@@ -149,7 +173,8 @@ class Zones {
   void check() const {
     for (const auto& [name, across] : across_)
       if (std::ranges::find(order_, name) == order_.end())
-        throw invalid("cluster file: zones.{} has no nodes", brief(name, 40));
+        throw invalid("{} has no nodes; a zone is the zone of some node",
+                      known_->where + pointer_part(brief(name, 40)));
   }
 
  private:
@@ -178,6 +203,7 @@ class PairLinks {
     if (!list_) return;
     std::map<int, std::vector<NodeLink>> links;
     std::set<std::pair<std::string, std::string>> seen;
+    size_t pairs = 0;
     for (const Place& at : list_->list()) {
       at.only({"between", "network"});
       const auto between = at.find("between"), network = at.find("network");
@@ -191,6 +217,8 @@ class PairLinks {
         between->bad("two nodes; what is inside of one is said there (inside)");
       if (!seen.insert(names).second) between->bad("two nodes that have no link yet");
       const LinkRates rates = link(*network);
+      if (pairs += one.size() * other.size(); pairs > kMostLinks)
+        between->bad(fmt::format("at most {} pairs of nodes with links of their own; networks need none", kMostLinks));
       for (const int a : one)
         for (const int b : other) {
           if (a == b) continue;
@@ -199,9 +227,15 @@ class PairLinks {
         }
     }
     for (auto& [_, mine] : links) std::ranges::sort(mine, {}, &NodeLink::place);
+    size_t held = 0;
     for (DeviceSpec& d : devices) {
       d.place = d.node;
-      if (const auto mine = links.find(d.place); mine != links.end()) d.links = mine->second;
+      const auto mine = links.find(d.place);
+      if (mine == links.end()) continue;
+      if (held += mine->second.size(); held > kMostLinksOfDevices)
+        throw invalid("{}: its devices have more than {} links together; networks need none", list_->where,
+                      kMostLinksOfDevices);
+      d.links = mine->second;
     }
   }
 
@@ -240,8 +274,7 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
     zones.put(node, devices);
     const auto count = node.find("count");
     const int64_t times = count ? count->count(kMostDevices) : 1;
-    if (std::ssize(out) + times * std::ssize(devices) > kMostDevices)
-      throw invalid("cluster file: it has more than {} devices", kMostDevices);
+    check_number(times * std::ssize(devices), out);
     pairs.see(node, nodes, times);
     for (int64_t k = 0; k < times; ++k, ++nodes)
       for (DeviceSpec d : devices) d.node = nodes, out.push_back(std::move(d));
@@ -250,7 +283,7 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
   pairs.put(out);
   if (nodes > 1 && !connected)
     throw invalid(
-        "cluster file: {} has no network, and there are {} nodes; say what connects it, such as "
+        "{} has no network, and there are {} nodes; say what connects it, such as "
         "\"network\": \"100Gb/s@10us\"",
         first_alone, nodes);
   return out;
@@ -262,58 +295,86 @@ std::vector<DeviceSpec> of_probe(const Place& file) {
   const auto list = file.find("devices");
   if (!list) file.bad("devices in it");
   for (const Place& at : list->list()) {
+    if (!at.json->is_object()) at.bad("an object");
     const auto device = at.find("device_text");
     if (!device) at.bad("device_text in it, as a newer `whale devices --probe` writes it");
-    std::vector<DeviceSpec> one = parse_devices(device->text());
+    std::vector<DeviceSpec> one = device->as([](const std::string& text) { return parse_devices(text); });
     if (one.size() != 1) device->bad("one device");
     read_figures(at, one[0]);
-    if (const auto node = at.find("node")) one[0].node = static_cast<int>(node->figure(0, kMostDevices));
+    if (const auto node = at.find("node")) one[0].node = static_cast<int>(node->count(kMostDevices, 0));
+    if (!out.empty() && one[0].node < out.back().node) at.bad("devices in the order of their nodes");
     if (const auto gather = file.find("gather")) one[0].figures.inside = one[0].figures.network = link(*gather);
+    check_number(1, out);
     out.push_back(std::move(one[0]));
   }
   return out;
 }
 
-}  // namespace
+constexpr std::string_view kExpected =
+    "expected an object with nodes, {\"nodes\": [{\"devices\": [{\"type\": \"V100-32GB\", \"count\": 8}]}]}, or what "
+    "`whale devices --probe -o FILE` wrote; docs/clusters.md shows more";
 
-bool is_cluster_json(std::string_view content) {
-  const size_t first = content.find_first_not_of(" \t\r\n");
-  return first != content.npos && content[first] == '{';
-}
-
-// Readers of JSON go as deep as the text does.
-static void check_levels(std::string_view content) {
-  int levels = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < content.size(); ++i) {
-    const char c = content[i];
-    if (quoted && c == '\\') ++i;
-    if (c == '"') quoted = !quoted;
-    if (quoted) continue;
-    levels += c == '[' || c == '{' ? 1 : c == ']' || c == '}' ? -1 : 0;
-    if (levels > kMostLevels)
-      throw invalid("cluster file: lists and objects are {} deep, expected nodes with devices", levels);
-  }
-}
-
-std::vector<DeviceSpec> devices_of_json(std::string_view content) {
-  check_levels(content);
-  std::vector<std::set<std::string>> names;  // of the objects that are open
-  std::string twice;
-  const auto look = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) names.emplace_back();
-    if (event == Json::parse_event_t::object_end) names.pop_back();
-    if (event == Json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second)
-      twice = parsed.get<std::string>();
-    return true;
-  };
-  const Json json = Json::parse(content, look, false);
-  if (!twice.empty()) throw invalid("cluster file: '{}' is given twice in one object", brief(twice, 40));
-  if (json.is_discarded()) throw invalid("cluster file: it begins like JSON and is none");
+std::vector<DeviceSpec> read_cluster(std::string_view content) {
+  const Json json = parse_json(content);
   const Place file{&json, ""};
   if (file.find("nodes")) return of_nodes(file);
   if (file.find("probe")) return of_probe(file);
-  throw invalid("cluster file: it has neither nodes nor what a probe measured; docs/clusters.md shows one");
+  throw invalid("it has neither nodes nor what a probe measured; {}", kExpected);
+}
+
+// An editor's mark of UTF-8.
+std::string_view without_mark(std::string_view content) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  return content.starts_with(kMark) ? content.substr(kMark.size()) : content;
+}
+
+std::string name_of_file(const std::string& path) {
+  return path.empty() ? "cluster file" : fmt::format("cluster file '{}'", brief(path));
+}
+
+}  // namespace
+
+bool is_cluster_json(std::string_view content) {
+  content = without_mark(content);
+  const size_t first = content.find_first_not_of(" \t\r\n");
+  return first != content.npos && (content[first] == '{' || content[first] == '[');
+}
+
+std::vector<DeviceSpec> devices_of_json(std::string_view content, const std::string& path) {
+  try {
+    return read_cluster(without_mark(content));
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("{}: {}", name_of_file(path), e.message()));
+  }
+}
+
+std::vector<DeviceSpec> devices_of_cluster_file(std::string_view content, const std::string& path) {
+  if (is_cluster_json(content)) return devices_of_json(content, path);
+  content = without_mark(content);
+  const std::string name = name_of_file(path);
+  if (content.find_first_not_of(" \t\r\n") == content.npos)
+    throw invalid("{} is empty; {}; or a device list, a node a line, such as V100-32GB:8", name, kExpected);
+  std::optional<Error> whole;
+  try {
+    const std::string list = devices_of_file(content);
+    if (list.empty()) throw invalid("all of its lines are empty or comments, expected a node a line");
+    return parse_devices(list);
+  } catch (const Error& e) {
+    whole = e;
+  }
+  int line = 0;  // that is wrong by itself
+  for (size_t at = 0; at < content.size();) {
+    const size_t end = std::min(content.find('\n', at), content.size());
+    ++line;
+    try {
+      const std::string node = devices_of_file(content.substr(at, end - at));
+      if (!node.empty()) (void)parse_devices(node);
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("{}, line {}: {}", name, line, e.message()));
+    }
+    at = end + 1;
+  }
+  throw Error(whole->code(), fmt::format("{}: {}", name, whole->message()));
 }
 
 }  // namespace whale

@@ -2,6 +2,7 @@
 // `whale devices --probe` wrote.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,9 +10,12 @@
 
 namespace whale {
 
-bool is_cluster_json(std::string_view content);  // it begins like an object
-// Throws invalid for what is no such object, with the place (nodes[1].devices[0].count), what is there and what is
-// expected.
-std::vector<DeviceSpec> devices_of_json(std::string_view content);
+bool is_cluster_json(std::string_view content);  // it begins like an object or a list
+// Throws invalid for what is no such object, with the file, the place (/nodes/1/devices/0/count; where it is no JSON
+// line and column), what is there and what is expected.
+std::vector<DeviceSpec> devices_of_json(std::string_view content, const std::string& path = "");
+
+// JSON, or a device list, a node a line (devices_of_file()). Errors name the file and the line.
+std::vector<DeviceSpec> devices_of_cluster_file(std::string_view content, const std::string& path);
 
 }  // namespace whale

@@ -1,8 +1,14 @@
 #include "cluster/device_types.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "base/format.h"
+#include "base/text.h"
 
 namespace whale {
 namespace {
@@ -62,18 +68,92 @@ const DeviceType* find_gpu(std::string_view name) {
   return nullptr;
 }
 
-const DeviceType* find_device_type(std::string_view name) {
-  std::string wanted;
-  for (const char c : name) wanted += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  const auto& types = device_types();
-  for (const DeviceType& type : types)
-    if (wanted == type.name || wanted + "GB" == type.name) return &type;
-  for (const DeviceType& type : types) {  // without its memory: the first of that name
-    const std::string_view name_of_type = type.name;
-    const size_t dash = name_of_type.rfind('-');
-    if (name_of_type.ends_with("GB") && wanted == name_of_type.substr(0, dash)) return &type;
+namespace {
+
+// In large letters, without blanks, dashes and makers.
+std::string plain(std::string_view name) {
+  std::string out;
+  for (const char c : name)
+    if (c != ' ' && c != '\t' && c != '-' && c != '_')
+      out += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  constexpr std::array<std::string_view, 6> kMakers{"NVIDIA", "AMD", "TESLA", "GEFORCE", "QUADRO", "INSTINCT"};
+  for (const std::string_view maker : kMakers)
+    if (out.starts_with(maker)) out.erase(0, maker.size());
+  return out;
+}
+
+// A type by the names that it goes by.
+struct Known {
+  const DeviceType* type;
+  std::string name, memory, board;  // plain; "V100", "32GB"
+};
+
+const std::vector<Known>& known_types() {
+  static const std::vector<Known> all = [] {
+    std::vector<Known> out;
+    for (const DeviceType& type : device_types()) {
+      Known known{&type, plain(type.name), fmt::format("{:.0f}GB", type.memory_bytes / 1e9), plain(type.sheet.name)};
+      if (known.name.ends_with(known.memory)) known.name.resize(known.name.size() - known.memory.size());
+      out.push_back(std::move(known));
+    }
+    return out;
+  }();
+  return all;
+}
+
+// How many letters are to be put in, taken out or replaced (Levenshtein's distance).
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t before = row[0]++;
+    for (size_t j = 0; j < b.size(); ++j)
+      before = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, before + (a[i] != b[j])}));
   }
+  return row.back();
+}
+
+// At most three that a slip of a few letters, or another memory, would make this name.
+std::vector<std::string_view> nearest_types(std::string_view name) {
+  constexpr size_t kLongest = 40, kMost = 3, kFarthest = 2;
+  const std::string wanted = plain(name.substr(0, kLongest));
+  std::vector<std::pair<size_t, std::string_view>> near;
+  for (const Known& known : known_types()) {
+    size_t least = std::min(distance(wanted, known.name), distance(wanted, known.name + known.memory));
+    if (wanted.starts_with(known.name) || (wanted.size() > 1 && known.name.starts_with(wanted)))
+      least = std::min<size_t>(least, 2);
+    if (least <= kFarthest && 2 * least <= wanted.size()) near.emplace_back(least, known.type->name);
+  }
+  std::ranges::stable_sort(near, {}, &std::pair<size_t, std::string_view>::first);
+  std::vector<std::string_view> out;
+  for (const auto& [_, type] : near)
+    if (out.size() < kMost) out.push_back(type);
+  return out;
+}
+
+}  // namespace
+
+const DeviceType* find_device_type(std::string_view name) {
+  for (const DeviceType& type : device_types())
+    if (name == type.name) return &type;
+  const std::string wanted = plain(name);
+  if (wanted.empty()) return nullptr;
+  for (const Known& known : known_types()) {
+    const std::string full = known.name + known.memory;
+    if (wanted == full || wanted + "GB" == full || wanted == known.board) return known.type;
+  }
+  for (const Known& known : known_types())
+    if (wanted == known.name) return known.type;
   return nullptr;
+}
+
+std::string no_device_type(std::string_view name) {
+  std::vector<std::string_view> all;
+  for (const DeviceType& type : device_types()) all.emplace_back(type.name);
+  const std::vector<std::string_view> near = nearest_types(name);
+  return fmt::format("'{}' is not a type of device{}; the types are {}", brief(name, 40),
+                     near.empty() ? std::string() : fmt::format(", nearest are {}", fmt::join(near, ", ")),
+                     fmt::join(all, ", "));
 }
 
 DeviceFigures figures_of(const DeviceType& t) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -26,8 +27,12 @@ struct DeviceType {
   bool host_linked() const { return inside_peak == host_peak; }
 };
 const std::vector<DeviceType>& device_types();
-// By name, large or small letters; nullptr: none.
+// By name; nullptr: none. Case, blanks, - and _ do not count ("rtx 3090"), nor do the names of makers and of their
+// lines before it ("NVIDIA GeForce RTX 3090"); its memory may be said or left out ("H100-80GB", "P100"): of several
+// that differ in it alone, the first of the table. The name of the board is one too.
 const DeviceType* find_device_type(std::string_view name);
+// Says that there is none of that name, with those nearest to it and all that there are.
+std::string no_device_type(std::string_view name);
 // Of those that are GPUs, by the name of the board or of the type; nullptr: none.
 const DeviceType* find_gpu(std::string_view name);
 DeviceFigures figures_of(const DeviceType& type);

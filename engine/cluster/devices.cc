@@ -54,6 +54,11 @@ struct Item {
     if (text.size() <= 160) fail(what);
     throw invalid("device list: {}; {}", what, kGrammar);
   }
+  [[noreturn]] void fail_kind(std::string_view name) const {
+    const std::string kinds = fmt::format("'{}' is not a kind or type of device", brief(name, 40));
+    const std::string types = no_device_type(name);
+    fail_naming(kinds + types.substr(types.find_first_of(",;")));
+  }
   int64_t number(std::string_view digits, int64_t least, int64_t most) const {
     const std::optional<int64_t> value = whole_number(digits);
     if (!value && !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos)
@@ -105,17 +110,12 @@ void parse_item(const Item& item, const std::vector<int>& cores, std::vector<Dev
   std::string_view rest = mark == item.text.npos ? std::string_view("1") : item.text.substr(mark + 1);
   if (const DeviceType* type = find_device_type(name)) {
     if (at) item.fail(fmt::format("'{}' devices have no cores to choose", name));
-    out.insert(out.end(), static_cast<size_t>(item.number(rest, 1, kMostDevices)),
-               {.kind = DeviceKind::kNull,
-                .cores = {},
-                .memory_bytes = static_cast<int64_t>(type->memory_bytes),
-                .type = type->name,
-                .figures = figures_of(*type)});
+    out.insert(out.end(), static_cast<size_t>(item.number(rest, 1, kMostDevices)), device_of(*type));
     return;
   }
   if (kind == "cuda") throw unimplemented("device list: item '{}': this build has no CUDA back end", brief(item.text));
   const std::optional<DeviceKind> of = kind_of(kind);
-  if (!of) item.fail_naming(fmt::format("'{}' is not a kind or type of device", brief(kind, 40)));
+  if (!of) item.fail_kind(name.substr(0, name.find('+')));
   const int64_t memory = kind.size() < name.size() ? item.memory(name.substr(kind.size() + 1)) : 0;
   const auto [takes_cores, takes_number] = std::pair(traits(*of).takes_cores, traits(*of).takes_number);
   if (at && !takes_cores && !takes_number) item.fail(fmt::format("'{}' devices have no cores to choose", kind));
@@ -210,6 +210,14 @@ std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<i
 
 std::vector<DeviceSpec> parse_devices(std::string_view text) { return parse_devices(text, usable_cores()); }
 
+DeviceSpec device_of(const DeviceType& type) {
+  return {.kind = DeviceKind::kNull,
+          .cores = {},
+          .memory_bytes = static_cast<int64_t>(type.memory_bytes),
+          .type = type.name,
+          .figures = figures_of(type)};
+}
+
 std::string to_string(const DeviceSpec& device) {
   std::string text = device.type.empty() ? name_of(device.kind) : device.type;
   if (device.memory_bytes && device.type.empty()) text += "-" + memory_text(device.memory_bytes);
@@ -259,6 +267,7 @@ std::string devices_of_file(std::string_view content) {
       if (c == '#') break;
       if (c != ' ' && c != '\t' && c != '\r') line += c;
     }
+    if (const std::optional<std::string> list = list_of_preset(line)) line = *list;
     if (!line.empty()) out += (out.empty() ? "" : "|") + line;
     at = end + 1;
   }

@@ -13,6 +13,8 @@
 
 namespace whale {
 
+struct DeviceType;  // device_types.h
+
 // The logical CPUs that this process may use: its affinity mask, as many of them as the CPU quota of its control group
 // pays for.
 std::vector<int> usable_cores();
@@ -24,7 +26,9 @@ int cores_of_quota(std::string_view cpu_max);
 // devices share cores in turn. Throws with the item that is wrong and what was expected.
 std::vector<DeviceSpec> parse_devices(std::string_view text, const std::vector<int>& cores);
 std::vector<DeviceSpec> parse_devices(std::string_view text);  // over usable_cores()
-// The text of a cluster file, as a device list: a node a line, from # on a comment. (In JSON: cluster_file.h.)
+DeviceSpec device_of(const DeviceType& type);
+// The text of a cluster file, as a device list: a node a line, or several in a few words (presets.h), from # on a
+// comment. (In JSON: cluster_file.h.)
 std::string devices_of_file(std::string_view content);
 
 std::string to_string(const DeviceSpec& device);  // "cpu@0-3", "ref", "cuda@1"

@@ -1,6 +1,8 @@
 #include "cluster/links_text.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -10,7 +12,7 @@ namespace whale {
 namespace {
 
 constexpr double kUsualLatency = 10e-6;
-constexpr double kMostRate = 1e18, kMostLatency = 3600;  // bytes/s, seconds: beyond any link
+constexpr double kLeastRate = 1e3, kMostRate = 1e18;  // bytes/s: no link is beyond
 
 struct Unit {
   std::string_view name;
@@ -31,12 +33,31 @@ double read(std::string_view text, const Unit (&units)[N], double least, double 
   throw invalid("device list: '{}' is no {}", brief(text, 40), what);
 }
 
-// Exactly, in the usual units where these say it.
+// In the unit of which there are so many, rounded where that is not what it reads as.
+std::string in_unit(double value, std::string_view unit, double factor, double (*read_back)(std::string_view)) {
+  const std::string exact = fmt::format("{:.6g}{}", value / factor, unit);
+  if (read_back(exact) == value) return exact;
+  return fmt::format("{:.4g}{}", value / factor, unit);
+}
+
+double read_rate(std::string_view text) {
+  return read(text, kRates, kLeastRate, kMostRate,
+              "rate of a link such as 100Gb/s, 12.5GB/s or, with its latency, 100Gb/s@10us, from 1000B/s on");
+}
+double read_latency(std::string_view text) {
+  return read(text, kTimes, 0, kMostLatency, "latency of a link such as 10us, 0.5ms, at most 1s");
+}
+
 std::string text_of(const LinkRates& rates) {
-  const std::string usual =
-      fmt::format("{:.6g}Gb/s@{:.6g}us", rates.bytes_per_second * 8 / 1e9, rates.latency_seconds * 1e6);
-  if (rates.latency_seconds > 0 && parse_rate(usual) == rates) return usual;
-  return fmt::format("{}B/s@{}s", rates.bytes_per_second, rates.latency_seconds);
+  const double bytes = std::clamp(rates.bytes_per_second, kLeastRate, kMostRate);
+  const double seconds = std::clamp(rates.latency_seconds, 0.0, kMostLatency);
+  const std::string_view rate = bytes >= 1e6 ? "Gb/s" : bytes >= 1e4 ? "Mb/s" : "B/s";
+  const std::string_view time = seconds >= 1e-2 ? "ms" : seconds >= 1e-7 || seconds == 0 ? "us" : "ns";
+  const auto factor = [](const auto& units, std::string_view name) {
+    return std::ranges::find(units, name, &Unit::name)->factor;
+  };
+  return in_unit(bytes, rate, factor(kRates, rate), read_rate) + "@" +
+         in_unit(seconds, time, factor(kTimes, time), read_latency);
 }
 
 }  // namespace
@@ -48,10 +69,7 @@ void NodeLinks::put(DeviceFigures& figures) const {
 
 LinkRates parse_rate(std::string_view text) {
   const size_t at = std::min(text.find('@'), text.size());
-  return {read(text.substr(0, at), kRates, 1, kMostRate,
-               "rate of a link such as 100Gb/s, 12.5GB/s or, with its latency, 100Gb/s@10us"),
-          at == text.size() ? kUsualLatency
-                            : read(text.substr(at + 1), kTimes, 0, kMostLatency, "latency such as 10us, 0.5ms")};
+  return {read_rate(text.substr(0, at)), at == text.size() ? kUsualLatency : read_latency(text.substr(at + 1))};
 }
 
 NodeLinks parse_links(std::string_view text) {

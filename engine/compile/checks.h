@@ -29,8 +29,9 @@ void verify_source(const Plan& plan);
 // The same of one entry; `whole`: its graph before it is laid out.
 void check_source(const Plan& plan, const Entry& entry, const Graph& whole);
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source);
-// That what a profile has measured is of this model, or of one with ops or layers like it.
-void check_profile(const Profile& profile, const Graph& source);
+// That what a profile has measured is of this model, or of one with ops or layers like it. Returns what may be wrong
+// with it, for people. `given`: the graph as `whale profile` would have it, whose digest a profile has.
+std::vector<std::string> check_profile(const Profile& profile, const Graph& source, const Graph& given);
 // No finite number of the model is infinite as the plan holds it. float16 may round to infinity: masks do.
 void check_numbers(const Graph& source);
 

@@ -130,7 +130,7 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   verify_ops(source);
   check_limits(source);
   check_numbers(source);
-  check_profile(options.profile, source);
+  const std::vector<std::string> doubts = check_profile(options.profile, source, graph);
   if (options.dump) options.dump("source", print(source));
   CompileOptions with = options;
   Scoped scoped = scope_out(source, devices, options, memory_price);
@@ -139,6 +139,7 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
     scoped = scope_out(source, devices, with, memory_price);
   if (const std::string note = profile_note(devices, options.profile); !note.empty())
     scoped.tasks.notes.push_back(note);
+  scoped.tasks.notes.insert(scoped.tasks.notes.end(), doubts.begin(), doubts.end());
   const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);

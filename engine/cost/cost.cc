@@ -34,7 +34,7 @@ Profile profile_of(const Attrs& attrs) {
     if (!(divides ? figure > 0 : figure >= 0) || !std::isfinite(figure))
       throw invalid("figure '{}' of a machine is {}, expected a number {} 0", name, *given, divides ? "above" : "from");
     // As a cluster file's: no machine is beyond.
-    constexpr double kLeastRate = 1e3, kMostRate = 1e18, kMostSeconds = 3600;
+    constexpr double kLeastRate = 1e3, kMostRate = 1e18, kMostSeconds = 1;
     const bool of_machine = text.starts_with("device.") || text.starts_with("link.") || text.starts_with("host.");
     if (of_machine && divides && (figure < kLeastRate || figure > kMostRate))
       throw invalid("figure '{}' of a machine is {}, expected a number from {} to {}", name, *given, kLeastRate,

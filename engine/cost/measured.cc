@@ -5,6 +5,7 @@
 
 #include "base/format.h"
 #include "base/philox.h"
+#include "base/text.h"
 #include "cluster/device_types.h"
 
 namespace whale {
@@ -266,6 +267,10 @@ const MeasuredDevice* MeasuredProfile::of(const MeasuredKind& kind) const {
   for (const auto& device : devices)
     if (device->kind == kind) return device.get();
   return nullptr;
+}
+
+std::string MeasuredProfile::name() const {
+  return path.empty() ? "the profile" : fmt::format("the profile '{}'", brief(path));
 }
 
 std::string MeasuredProfile::kinds() const {

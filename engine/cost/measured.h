@@ -95,19 +95,23 @@ class MeasuredDevice {
 
 class MeasuredProfile {
  public:
+  std::string path;    // of the file that it was read from; empty: of none
   std::string model;   // its name; empty: of no model
   std::string digest;  // of the graph that was run, 16 hexadecimal digits
   std::vector<std::unique_ptr<MeasuredDevice>> devices;
+  std::vector<std::string> doubts;  // what in it may be wrong (cost/plausible.h), for people
 
   const MeasuredDevice* of(const MeasuredKind& kind) const;
+  std::string name() const;   // "the profile 'here.json'"
   std::string kinds() const;  // of which there are records, as text
   bool of_ops() const;        // false: of layers alone
 };
 
 inline constexpr const char* kProfileSchema = "whale.profile/1";
+inline constexpr double kMostMeasuredSeconds = 24 * 3600;  // of one op, layer or step: more than a day is another unit
 Json json_of(const MeasuredProfile& profile);
 // Throws invalid for what is none and for figures that cannot be right. nullptr: the JSON has figures of a machine
 // alone.
-std::shared_ptr<const MeasuredProfile> measured_of(const Json& json);
+std::shared_ptr<MeasuredProfile> measured_of(const Json& json);
 
 }  // namespace whale

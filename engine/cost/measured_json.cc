@@ -1,17 +1,19 @@
 // Profiles of a model as JSON.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/format.h"
 #include "base/text.h"
+#include "cluster/device_types.h"
 #include "cost/measured.h"
 
 namespace whale {
 namespace {
 
-constexpr double kMostSeconds = 1e5;  // of one op, or of a step: more than a day is another unit
-constexpr double kMostFlops = 1e17;   // a second: beyond any device
-constexpr double kMostBytes = 1e16;   // a second, also from caches
+constexpr double kMostFlops = 1e17;  // a second: beyond any device
+constexpr double kMostBytes = 1e16;  // a second, also from caches
 constexpr int64_t kMostCount = int64_t{1} << 50;
 constexpr size_t kMostNumbers = 4096;
 
@@ -51,9 +53,9 @@ double seconds(const Json& from, const char* name, const std::string& where, boo
   const Json& out = member(from, name, where);
   const bool is = out.is_number();
   const double mine = is ? out.get<double>() : NAN;
-  if (!(zero ? mine >= 0 : mine > 0) || mine > kMostSeconds)
-    throw bad(where, fmt::format("has '{}' {}, expected seconds {} 0, at most {:g}", name, brief(out.dump()),
-                                 zero ? "from" : "above", kMostSeconds));
+  if (!(zero ? mine >= 0 : mine > 0) || mine > kMostMeasuredSeconds)
+    throw bad(where, fmt::format("has '{}' {}, expected seconds {} 0, at most {} (a day)", name, brief(out.dump()),
+                                 zero ? "from" : "above", kMostMeasuredSeconds));
   return mine;
 }
 
@@ -104,6 +106,15 @@ std::unique_ptr<MeasuredDevice> read_device(const Json& from, const std::string&
                .type = text_or_none(from, "type", where),
                .cores = from.contains("cores") ? count(from, "cores", where, 0) : 0,
                .sharing = from.contains("sharing") ? count(from, "sharing", where, 1) : 1};
+  if (std::ranges::find(kDeviceKinds, out->kind.kind, [](const DeviceTraits& t) { return std::string(t.name); }) ==
+      std::end(kDeviceKinds))
+    throw bad(where, fmt::format("has kind '{}', expected one of devices: cpu, ref, cuda, or null with a type",
+                                 brief(out->kind.kind)));
+  if (!out->kind.type.empty()) {
+    const DeviceType* type = find_device_type(out->kind.type);
+    if (type == nullptr) throw bad(where, "has a type of which nothing is known: " + no_device_type(out->kind.type));
+    out->kind.type = type->name;
+  }
   out->device = text_or_none(from, "device", where);
   out->description = text_or_none(from, "description", where);
   if (from.contains("ops"))
@@ -171,7 +182,7 @@ Json json_of(const MeasuredProfile& profile) {
   return out;
 }
 
-std::shared_ptr<const MeasuredProfile> measured_of(const Json& json) {
+std::shared_ptr<MeasuredProfile> measured_of(const Json& json) {
   if (!json.is_object() || !json.contains("schema")) return nullptr;
   const std::string schema = text(json, "schema", "the file");
   if (schema != kProfileSchema)

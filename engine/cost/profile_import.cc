@@ -10,8 +10,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json_input.h"
 #include "base/text.h"
 #include "cluster/device_types.h"
+#include "cost/plausible.h"
 
 namespace whale {
 namespace {
@@ -53,10 +55,10 @@ const DeviceType* type_of(std::string_view name) {
 const DeviceType& need_type(const std::string& given, const std::string& named, const std::string& path) {
   const std::string& name = given.empty() ? named : given;
   if (const DeviceType* type = type_of(name)) return *type;
-  std::string known;
-  for (const DeviceType& type : device_types()) known += (known.empty() ? "" : ", ") + std::string(type.name);
-  throw invalid("'{}': {} is no device type; give one with --devices: {}", brief(path),
-                name.empty() ? "nothing says whose times these are, which" : "'" + brief(name) + "'", known);
+  if (name.empty())
+    throw invalid("'{}': nothing says whose times these are; give a device type with --devices, such as V100-32GB",
+                  brief(path));
+  throw invalid("'{}': {}; give one with --devices", brief(path), no_device_type(name));
 }
 
 int64_t whole(const std::string& text, const std::string& path, const char* what) {
@@ -69,7 +71,7 @@ int64_t whole(const std::string& text, const std::string& path, const char* what
 
 double seconds_of(const Json& from, double unit, const std::string& path) {
   const double out = from.is_number() ? from.get<double>() * unit : NAN;
-  if (!(out >= 0 && out <= 1e4))
+  if (!(out >= 0 && out <= kMostMeasuredSeconds))
     throw none(path, fmt::format("has a layer's time of {}, expected {}", brief(from.dump()),
                                  unit == 1 ? "seconds" : "milliseconds"));
   return out;
@@ -140,6 +142,14 @@ std::vector<std::string> cells_of(const std::string& line) {
   return out;
 }
 
+void check(MeasuredProfile& profile, const std::string& path) {
+  try {
+    check_plausible(profile, nullptr);
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("'{}': {}", brief(path), e.message()));
+  }
+}
+
 struct TableRow {
   std::string op, gpu;
   int64_t b = 0, m = 0, n = 0, k = 0, h = 0;
@@ -204,7 +214,8 @@ std::shared_ptr<MeasuredProfile> import_table(const std::string& text, const std
     const std::string ms = cell("ms");
     const auto [stop, bad] = std::from_chars(ms.data(), ms.data() + ms.size(), row.seconds);
     row.seconds *= 1e-3;
-    if (bad != std::errc() || stop != ms.data() + ms.size() || !(row.seconds > 0 && row.seconds < 1e4))
+    if (bad != std::errc() || stop != ms.data() + ms.size() ||
+        !(row.seconds > 0 && row.seconds <= kMostMeasuredSeconds))
       throw none(path,
                  fmt::format("has a line {} with ms '{}', expected milliseconds above 0", line_number, brief(ms)));
     Attrs attrs;
@@ -219,6 +230,7 @@ std::shared_ptr<MeasuredProfile> import_table(const std::string& text, const std
   auto out = std::make_shared<MeasuredProfile>();
   for (auto& [_, each] : devices) each->index(), out->devices.push_back(std::move(each));
   if (out->devices.empty()) throw none(path, "has no op of a device type that plans know");
+  check(*out, path);
   return out;
 }
 
@@ -250,7 +262,12 @@ std::shared_ptr<const MeasuredProfile> import_profile(const std::string& path, c
     if (files.size() == 1 && first.find("gpu") != std::string::npos && first.find("ms") != std::string::npos &&
         first.find(',') != std::string::npos && first[0] != '{')
       return import_table(text, file, device);
-    const Json json = Json::parse(text, nullptr, false);
+    Json json;
+    try {
+      json = parse_json(text);
+    } catch (const Error& e) {
+      throw none(file, "is neither JSON nor such a table: " + brief(e.message()));
+    }
     if (!json.is_object() || json.empty()) throw none(file, "is neither JSON nor such a table");
     if (const auto name = metis_name(file)) {
       add_metis(json, file, name->ways, name->samples, device_of(need_type(device, name->device, file)));
@@ -261,6 +278,7 @@ std::shared_ptr<const MeasuredProfile> import_profile(const std::string& path, c
     add_sailor(json, file, mine);
     device_of(need_type(device, type_of(folder) != nullptr ? folder : "", file)).layers = std::move(mine.layers);
   }
+  check(*out, path);
   for (auto& each : out->devices) {
     each->index();
     for (const MeasuredLayers& layers : each->layers)

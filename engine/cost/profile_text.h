@@ -3,13 +3,15 @@
 // measured.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "cost/cost.h"
 
 namespace whale {
 
-// Throws invalid for what is none, for unknown figures and those that mean nothing.
-Profile profile_of_text(std::string_view json);
+// Throws invalid for what is none or has nothing in it, for unknown figures, those that mean nothing, and times that
+// cannot be right (cost/plausible.h). `path`: of the file that it is from, which messages name.
+Profile profile_of_text(std::string_view json, const std::string& path = "");
 
 }  // namespace whale

@@ -312,7 +312,7 @@ class Dealer {
     const Mesh& mesh = tasks_.meshes[meshes[0]];
     for (size_t b = 0; b < a; ++b)
       if (mesh.axes[b].name == "replica") units /= mesh.axes[b].size;
-    return balanced(meshes, a, units, "samples of a micro-batch");
+    return balanced(meshes, a, units, whole ? "micro-batches" : "samples of a micro-batch");
   }
 
   std::vector<double> balanced(const std::vector<size_t>& meshes, size_t a, int64_t units, const char* of) {

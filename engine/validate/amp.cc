@@ -9,6 +9,7 @@
 #include "base/progress.h"
 #include "validate/csv.h"
 #include "validate/errors.h"
+#include "validate/left_out.h"
 #include "validate/ranking.h"
 #include "validate/step.h"
 
@@ -56,11 +57,15 @@ std::vector<int64_t> numbers_of(const Csv& csv, size_t row) {
   return out;
 }
 
-// Nothing: a run that failed, or of a model that is not known here.
-std::optional<Row> row_of(const Csv& csv, size_t row) {
+// Nothing: a run that failed, or of a model that is not known here, which is counted.
+std::optional<Row> row_of(const Csv& csv, size_t row, LeftOut& left_out) {
   Row out{.experiment = csv.text(row, "experiment"), .run = {}, .seconds = 0};
   const auto experiment = kExperiments.find(out.experiment);
-  if (csv.text(row, "measured_s") == "inf" || experiment == kExperiments.end()) return std::nullopt;
+  const bool failed = csv.text(row, "measured_s") == "inf", known = experiment != kExperiments.end();
+  if (failed || !known) {
+    left_out.add(failed ? "of a run that failed" : fmt::format("of experiment {}", out.experiment));
+    return std::nullopt;
+  }
   out.seconds = csv.number(row, "measured_s");
   const int64_t t = csv.whole(row, "tp"), d = csv.whole(row, "dp"), p = csv.whole(row, "pp"),
                 micro = csv.whole(row, "micro_batch");
@@ -86,11 +91,11 @@ std::optional<Row> row_of(const Csv& csv, size_t row) {
   return out;
 }
 
-std::vector<Row> rows_of(const std::string& path) {
+std::vector<Row> rows_of(const std::string& path, LeftOut& left_out) {
   const Csv csv = read_csv(path);
   std::vector<Row> out;
   for (size_t r = 0; r < csv.rows.size(); ++r)
-    if (std::optional<Row> row = row_of(csv, r)) out.push_back(std::move(*row));
+    if (std::optional<Row> row = row_of(csv, r, left_out)) out.push_back(std::move(*row));
   if (out.empty()) throw invalid("{}: no row is of a run that ended; known are het_cluster and homogeneous", path);
   return out;
 }
@@ -100,7 +105,8 @@ std::vector<Row> rows_of(const std::string& path) {
 bool is_amp(const std::string& path) { return has_columns(path, kColumns); }
 
 Json validate_amp(const std::string& path, const ValidateOptions&) {
-  const std::vector<Row> rows = rows_of(path);
+  LeftOut left_out;
+  const std::vector<Row> rows = rows_of(path, left_out);
   Progress done(rows.size(), "row");
   Errors errors;
   std::map<std::string, std::pair<std::vector<double>, std::vector<double>>> of;  // predicted, measured
@@ -114,7 +120,9 @@ Json validate_amp(const std::string& path, const ValidateOptions&) {
   }
   Json out;
   errors.write(out);
-  std::string text = errors.table() + fmt::format("\n{:<48} {:>10} {:>10}\n", "", "Spearman", "regret");
+  left_out.write(out);
+  std::string text =
+      left_out.line(rows.size()) + errors.table() + fmt::format("\n{:<48} {:>10} {:>10}\n", "", "Spearman", "regret");
   for (const auto& [experiment, both] : of) {
     const double spearman = spearman_of(both.first, both.second), regret = regret_of(both.first, both.second);
     out["groups"][experiment]["spearman"] = spearman, out["groups"][experiment]["regret"] = regret;
@@ -126,7 +134,8 @@ Json validate_amp(const std::string& path, const ValidateOptions&) {
 }
 
 Json work_of_amp(const std::string& path, const ValidateOptions&) {
-  const std::vector<Row> rows = rows_of(path);
+  LeftOut left_out;
+  const std::vector<Row> rows = rows_of(path, left_out);
   Progress done(rows.size(), "row");
   Json list = Json::array();
   for (const Row& row : rows) {
@@ -134,7 +143,10 @@ Json work_of_amp(const std::string& path, const ValidateOptions&) {
         {{"measured_s", row.seconds}, {"experiment", row.experiment}, {"classes", work_json(plan_of(row.run))}});
     done.add();
   }
-  return {{"rows", rows.size()}, {"work", std::move(list)}, {"text", "the work of each row is in the JSON\n"}};
+  return {{"rows", rows.size()},
+          {"rows_left_out", left_out.rows()},
+          {"work", std::move(list)},
+          {"text", "the work of each row is in the JSON\n"}};
 }
 
 }  // namespace whale

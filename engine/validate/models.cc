@@ -9,6 +9,7 @@
 #include "validate/csv.h"
 #include "validate/errors.h"
 #include "validate/gpu_forms.h"
+#include "validate/left_out.h"
 #include "validate/sheets.h"
 
 namespace whale {
@@ -164,14 +165,7 @@ Json validate_models(const std::string& path, const ValidateOptions& options) {
   const Csv csv = read_csv(path);
   Curves curves(options.profiles);
   Errors errors;
-  std::vector<std::pair<std::string, size_t>> left_out;
-  const auto leave_out = [&](const std::string& why) {
-    const auto at = std::ranges::find_if(left_out, [&](const auto& each) { return each.first == why; });
-    if (at == left_out.end())
-      left_out.emplace_back(why, 1);
-    else
-      ++at->second;
-  };
+  LeftOut left_out;
   for (size_t row = 0; row < csv.rows.size(); ++row) {
     const std::string &gpu = csv.text(row, "gpu"), &name = csv.text(row, "model"), &mode = csv.text(row, "mode");
     const std::string& strategy = csv.text(row, "strategy");
@@ -180,12 +174,12 @@ Json validate_models(const std::string& path, const ValidateOptions& options) {
     const double measured = csv.number(row, "e2e_ms") * 1e-3;
     if (measured <= 0) throw invalid("{}, row {}: e2e_ms is 0, expected a time above it", path, row + 1);
     if (!strategy.empty()) {
-      leave_out("of strategy " + strategy);
+      left_out.add("of strategy " + strategy);
       continue;
     }
     const auto* model = std::ranges::find_if(kTransformers, [&](const Transformer& t) { return t.name == name; });
     if (model == kTransformers.end()) {
-      leave_out("of model " + name);
+      left_out.add("of model " + name);
       continue;
     }
     const bool training = mode == "train";
@@ -196,15 +190,13 @@ Json validate_models(const std::string& path, const ValidateOptions& options) {
                 fmt::format("{} of {}", what, gpu)},
                step.forward() + step.backward(), measured);
   }
-  if (!errors.rows()) throw invalid("{} has no row of one GPU and a model that is known", path);
+  if (!errors.rows()) throw invalid("{} has no row of one GPU and a model that is known: {}", path, left_out.line(0));
   Json out;
   errors.write(out);
-  std::vector<std::string> notes = curves.note_list();
-  for (const auto& [why, rows] : left_out) notes.push_back(fmt::format("{} row(s) {} left out", rows, why));
-  out["notes"] = notes;
-  std::string text = "steps of whole models, composed of their ops\n" + errors.table();
-  for (const std::string& note : notes) text += note + "\n";
-  out["text"] = text;
+  left_out.write(out);
+  out["notes"] = curves.note_list();
+  out["text"] =
+      "steps of whole models, composed of their ops\n" + left_out.line(errors.rows()) + errors.table() + curves.notes();
   return out;
 }
 

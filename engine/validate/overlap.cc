@@ -9,6 +9,7 @@
 #include "validate/csv.h"
 #include "validate/errors.h"
 #include "validate/gpu_forms.h"
+#include "validate/left_out.h"
 
 namespace whale {
 namespace {
@@ -122,11 +123,11 @@ Json validate_overlap(const std::string& path, const ValidateOptions&) {
   Errors errors, single;
   std::map<std::string, std::pair<double, size_t>> short_;  // of the longest part, by GPU
   std::vector<std::string> notes;
-  size_t unknown = 0;
+  LeftOut left_out;
   for (const Row& row : rows) {
     const auto times = alone.of(row);
     if (!times) {
-      ++unknown;
+      left_out.add("of a part that did not run alone in any row");
       continue;
     }
     const GpuInterference model = interference_of(row.gpu);
@@ -152,12 +153,12 @@ Json validate_overlap(const std::string& path, const ValidateOptions&) {
       out["groups"][gpu]["longest_part_short_percent"] = 100 * sum.first / static_cast<double>(sum.second);
   out["rows_of_one_part"] = single.rows();
   out["rows_of_one_part_error_percent"] = single.percent();
-  out["rows_without_parts_alone"] = unknown;
+  out["rows_without_parts_alone"] = left_out.rows();
+  left_out.write(out);
   out["constants_a_gpu"] = 8;
-  if (unknown)
-    notes.push_back(fmt::format("{} row(s) left out: a part of theirs did not run alone in any row", unknown));
   out["notes"] = notes;
-  std::string text = "work that runs together: parts alone from this file, eight constants a GPU\n" + errors.table();
+  std::string text = "work that runs together: parts alone from this file, eight constants a GPU\n" +
+                     left_out.line(errors.rows() + single.rows()) + errors.table();
   for (const std::string& note : notes) text += note + "\n";
   out["text"] = text;
   return out;

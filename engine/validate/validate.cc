@@ -40,6 +40,7 @@ Json validate(const std::string& path, const ValidateOptions& options) {
     if (options.form.empty() ? form.is(path) : options.form == form.name) {
       Json out{{"form", form.name}};
       out.update(form.validate(path, options));
+      out.emplace("rows_left_out", 0);
       return out;
     }
     names += (names.empty() ? "" : ", ") + std::string(form.name);

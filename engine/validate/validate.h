@@ -15,9 +15,10 @@ struct ValidateOptions {
   std::string profiles;  // a folder that the form reads besides; empty: the file's
 };
 
-// JSON: `form`, `rows` (how many), and what the form measures, such as `mean_absolute_error_percent`, `spearman`,
-// `regret`; `groups`: the same of each; `text`: the same as a table for a terminal. Throws invalid for a file of no
-// known form, and for cells that mean nothing, with file, row and column.
+// JSON: `form`, `rows` (how many), `rows_left_out` (and where some are, `left_out`, with why), and what the form
+// measures, such as `mean_absolute_error_percent`, `spearman`, `regret`; `groups`: the same of each; `text`: the same
+// as a table for a terminal. Throws invalid for a file of no known form, and for cells that mean nothing, with file,
+// row and column.
 Json validate(const std::string& path, const ValidateOptions& options);
 
 // A form: how its files are told from others, and what is said of them.

@@ -123,8 +123,11 @@ std::vector<int32_t> ranks_of_devices(int ranks, size_t devices) {
   for (size_t d = 0; d < devices; ++d) of[d] = static_cast<int32_t>(d * static_cast<size_t>(ranks) / devices);
   for (int r = 0; r < ranks; ++r)
     if (std::find(of.begin(), of.end(), r) == of.end())
-      throw invalid("rank {} of {} has none of the plan's {} devices; plan for at least a device a rank", r, ranks,
-                    devices)
+      throw invalid(
+          "rank {} of {} has none of the plan's {} device{}: launch at most {} rank{} (whale launch -n {}), or plan "
+          "for "
+          "at least {} devices, one for each rank (such as --devices cpu:{})",
+          r, ranks, devices, devices == 1 ? "" : "s", devices, devices == 1 ? "" : "s", devices, ranks, ranks)
           .at_rank(r);
   return of;
 }

@@ -40,11 +40,51 @@ def test_a_cluster_file_is_a_cluster(model, tmp_path):
     file.write_text(json.dumps({"nodes": [{"devices": [{"type": "V100-32GB", "count": 2}, {"type": "P100-16GB", "count": 2}]}]}))
     assert "V100-32GB:2,P100-16GB:2" in whale("plan", model, "--devices", f"file:{file}", "--strategy", "replica")
     file.write_text('{"nodes": [{"devices": [{"type": "V1000"}]}]}')
-    assert "'V1000' is not a kind or type of device" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    assert f"cluster file '{file}': /nodes/0/devices/0/type: 'V1000' is not a type of device, nearest are V100-16GB" in whale("plan", model, "--devices", f"file:{file}", code=2)
     file.write_text('{"nodes": [{"devices": [{"type": "T4", "count": -1}]}]}')
-    assert "nodes[0].devices[0].count is -1" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    assert f"cluster file '{file}': /nodes/0/devices/0/count is -1" in whale("plan", model, "--devices", f"file:{file}", code=2)
     file.write_text('{"nodes": ')
-    assert "begins like JSON and is none" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    assert f"cluster file '{file}': line 1, column 11: unexpected end of input" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    for empty in ("", " \n\t"):
+        file.write_text(empty)
+        assert f"cluster file '{file}' is empty; expected an object with nodes" in whale("plan", model, "--devices", f"file:{file}", code=2)
+    file.write_text("V100-32GB:2\nT4:x\n")
+    assert f"cluster file '{file}', line 2: device list: item 'T4:x'" in whale("plan", model, "--devices", f"file:{file}", code=2)
+
+
+NONSENSE = [
+    ({"nodes": [{"devices": [{"type": "T4", "count": 1e18}]}]}, "/nodes/0/devices/0/count is 1e+18, expected a whole number from 1 to 65536"),
+    ({"nodes": [{"devices": []}]}, "/nodes/0/devices is []"),
+    ({"nodes": [{"devices": [{"type": "T4", "memory_bytes": -1}]}]}, "/nodes/0/devices/0/memory_bytes is -1"),
+    ({"nodes": [{"devices": [{"type": "T4", "price_per_hour": "3"}]}]}, '/nodes/0/devices/0/price_per_hour is "3"'),
+    ({"nodes": [{"devices": [{"type": "T4"}], "network": {"bytes_per_second": 1e9, "latency_seconds": 1000}}]}, "latency_seconds is 1000, expected a number from 0 to 1"),
+    ({"nodes": [{"devices": [{"type": "T4"}], "network": "1Gb/s@1000s"}]}, "/nodes/0/network: device list: '1000s' is no latency"),
+    ({"nodes": [{"name": "a", "count": 2, "devices": [{"device": "null", "flops_per_second": {"f32": 1e12}}]}]}, "/nodes/0 has no network"),
+    ({"nodes": [{"name": "näh/\u0007", "devices": [{"type": "T4"}]}], "links": [{"between": ["näh/\u0007", "b"], "network": "1Gb/s"}]}, '/links/0/between/1 is "b"'),
+    ({"nodes": [{"name": "a", "count": 30000, "devices": [{"type": "T4"}]}], "links": [{"between": ["a", "a"], "network": "1Gb/s"}]}, "at most 1048576 pairs"),
+    ([{"type": "T4"}], "neither nodes nor what a probe measured"),
+    ({"probe": 1, "devices": [3]}, "/devices/0 is 3, expected an object"),
+    ({"probe": 1, "devices": [{"device_text": "ref", "node": 1.5}]}, "/devices/0/node is 1.5"),
+]
+
+
+@pytest.mark.parametrize("cluster, said", NONSENSE, ids=lambda c: str(c)[:40])
+def test_nonsense_in_a_cluster_file_is_refused_with_file_and_place(model, tmp_path, cluster, said):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(cluster))
+    told = whale("plan", model, "--devices", f"file:{file}", code=2)
+    assert told.startswith(f"whale: cluster file '{file}': ") and said in told, told
+
+
+@pytest.mark.parametrize("text, devices", [("4xTitan RTX", "(TITAN-RTX:4)"), ("RTX3090", "(RTX-3090:1)"), ("2xrtx 3090 + 2xtitan_rtx", "(RTX-3090:2|TITAN-RTX:2)"),
+                                           ("H100-80GB:2", "(H100:2)"), ("2 nodes of 1xP100, 100Gb/s@0us", "(2xP100-16GB:1~100Gb/s@0us)")])
+def test_device_types_are_found_however_they_are_written(model, text, devices):
+    assert devices in whale("plan", model, "--devices", text, "--strategy", "replica")
+
+
+def test_whole_micro_batches_are_dealt_as_such(model):
+    notes = planned(model, "--devices", "V100-32GB:1,P100-16GB:1", "--strategy", "replica(2, by=micro_batch)", "--accumulation", "4")["notes"]
+    assert any("of 4 micro-batches each V100-32GB gets 2" in note for note in notes) and not any("samples of a micro-batch" in note for note in notes)
 
 
 SCHEMA = json.loads((pathlib.Path(__file__).resolve().parents[2] / "docs" / "cluster.schema.json").read_text())
@@ -103,7 +143,7 @@ def test_trials_of_devices_that_are_not_here_are_refused(model):
 def test_a_profile_has_what_a_machine_may_have(model, tmp_path):
     file = tmp_path / "p.json"
     for text, named in (("", "the file is empty"), ('{"device.flops_per_second": 1}', "expected a number from 1000 to 1e+18"),
-                        ('{"link.bytes_per_second": 1e30}', "expected a number from 1000 to 1e+18"), ('{"link.latency_seconds": 1e6}', "at most 3600")):
+                        ('{"link.bytes_per_second": 1e30}', "expected a number from 1000 to 1e+18"), ('{"link.latency_seconds": 1e6}', "at most 1"), ("{}", f"'{file}': no profile: ")):
         file.write_text(text)
         assert named in whale("plan", model, "--devices", "cpu:2", "--strategy", "replica", "--profile", file, code=2), text
 
@@ -166,6 +206,11 @@ def test_validate_says_what_it_knows(tmp_path):
     assert "the columns of no form that is known" in whale("validate", rows, code=2)
     assert "no form 'guess'; there are" in whale("validate", rows, "--form", "guess", code=2)
     assert "cannot" in whale("validate", tmp_path / "none.csv", code=2)
+    rows.write_text("gpu,model,mode,seq,batch,strategy,num_layer,fw_ms,bwall_ms,e2e_ms\nTesla T4,bert_large,inf,512,8,,24,1,0,700\n"
+                    "Tesla T4,bert_large,inf,512,8,dp4,24,1,0,700\nTesla T4,bert_large,inf,512,8,dp4,24,1,0,700\nTesla T4,nobody,inf,512,8,,24,1,0,700\n")
+    assert "1 of 4 rows; 3 left out: 2 of strategy dp4, 1 of model nobody\n" in whale("validate", rows)
+    found = json.loads(whale("validate", rows, "--json"))
+    assert (found["rows"], found["rows_left_out"], found["left_out"]) == (1, 3, {"of strategy dp4": 2, "of model nobody": 1})
 
 
 GOLDEN = pathlib.Path(__file__).resolve().parent / "clusters.txt"

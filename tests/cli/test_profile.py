@@ -15,6 +15,18 @@ def failed(*arguments, cwd) -> str:
     return done.stderr
 
 
+def scale(profile, factor):
+    """All times in another unit."""
+    for device in profile["devices"]:
+        for times in device["steps"] + [point for op in device["ops"] for point in op["points"]]:
+            times.update({name: value * factor for name, value in times.items() if name in ("seconds", "step", "forward", "backward", "update")})
+
+
+def largest(profile):
+    """The op with the most arithmetic."""
+    return max(profile["devices"][0]["ops"], key=lambda op: op["points"][-1]["flops"])
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
@@ -55,7 +67,15 @@ def test_a_plan_keeps_its_profile(profiled):
 @pytest.mark.parametrize("change, said", [
     (lambda p: p["devices"][0]["ops"][0]["points"][0].update(seconds=-1), "'seconds' -1"),
     (lambda p: p["devices"][0]["ops"][0]["points"][0].update(seconds=float("nan")), "no profile"),
-    (lambda p: p["devices"][0]["ops"][0]["points"][0].update(seconds=1e9), "at most 100000"),
+    (lambda p: p["devices"][0]["ops"][0]["points"][0].update(seconds=1e9), "at most 86400 (a day)"),
+    (lambda p: scale(p, 1000), "are these in milliseconds"),
+    (lambda p: scale(p, .001), "are these in milliseconds"),
+    (lambda p: largest(p)["points"].append({**largest(p)["points"][-1], "seconds": 3 * largest(p)["points"][-1]["seconds"]}), "has two times of matmul"),
+    (lambda p: p["devices"][0]["steps"][-1].update(step=p["devices"][0]["steps"][0]["step"] / 30), "says that a step of "),
+    (lambda p: p.clear(), "no profile"),
+    (lambda p: p["devices"][0].update(type="V1000"), "nearest are V100-16GB"),
+    (lambda p: p["devices"][0].update(kind="banana"), "has kind 'banana'"),
+    (lambda p: p["devices"].append(p["devices"][0]), "twice"),
     (lambda p: p["units"].update(seconds="ms"), "expected 's'"),
     (lambda p: p.update(devices=[]), "is empty"),
     (lambda p: p.update(schema="whale.profile/7"), "measure again"),
@@ -64,7 +84,25 @@ def test_what_cannot_be_right_is_refused(profiled, tmp_path, change, said):
     profile = json.loads((profiled / "m.json").read_text())
     change(profile)
     (tmp_path / "bad.json").write_text(json.dumps(profile))
-    assert said in failed("plan", profiled / "m.whale", "--devices", "ref:2", "--profile", tmp_path / "bad.json", cwd=tmp_path)
+    told = failed("plan", profiled / "m.whale", "--devices", "ref:2", "--profile", tmp_path / "bad.json", cwd=tmp_path)
+    assert said in told and str(tmp_path / "bad.json") in told, told
+
+
+def test_what_may_be_wrong_is_noted(profiled, tmp_path):
+    def notes(*change):
+        profile = json.loads((profiled / "m.json").read_text())
+        for each in change:
+            each(profile)
+        (tmp_path / "p.json").write_text(json.dumps(profile))
+        text = whale("plan", profiled / "m.whale", "--devices", "ref:2", "--strategy", "replica", "--profile", tmp_path / "p.json")
+        return [line for line in text.splitlines() if f"profile '{tmp_path / 'p.json'}'" in line]
+
+    def again(p):
+        largest(p)["points"].append({**largest(p)["points"][-1], "seconds": 1.6 * largest(p)["points"][-1]["seconds"]})
+
+    assert any("has two times of matmul" in note for note in notes(again))
+    assert not any("another graph" in note for note in notes())
+    assert any("was measured with another graph: model 'gpt' of digest 00000000000000ff" in note for note in notes(lambda p: p["model"].update(digest="00000000000000ff")))
 
 
 def test_of_another_model_or_other_devices(profiled, tmp_path):
@@ -83,9 +121,23 @@ def test_of_another_model_or_other_devices(profiled, tmp_path):
     (("profile", "m.whale", "--devices", "null:1"), "not profiled"),
     (("profile", "m.whale", "--devices", "ref:1", "--samples", "9"), "a local batch of 9"),
     (("profile", "--import", "m.whale"), "is neither JSON nor such a table"),
+    (("launch", "-n", "2", "--", WHALE, "profile", "m.whale", "--devices", "ref:2", "-o", "two.json"), "of 2: run it without `whale launch`"),
 ])
 def test_usage(profiled, arguments, said):
     assert said in failed(*arguments, cwd=profiled)
+    assert not (profiled / "two.json").exists()
+
+
+def test_profiles_of_one_model_are_joined(profiled, tmp_path):
+    other = json.loads((profiled / "m.json").read_text())
+    other["devices"][0].update(kind="null", type="T4")
+    (tmp_path / "t4.json").write_text(json.dumps(other))
+    whale("profile", "--import", profiled / "m.json", "--import", tmp_path / "t4.json", "-o", tmp_path / "both.json")
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert [d.get("type", d["kind"]) for d in both["devices"]] == ["ref", "T4"] and both["model"] == other["model"]
+    other["model"]["digest"] = "0"
+    (tmp_path / "t4.json").write_text(json.dumps(other))
+    assert "t4.json is of another model than" in failed("profile", "--import", profiled / "m.json", "--import", tmp_path / "t4.json", cwd=tmp_path)
 
 
 def sailor(times):

@@ -22,6 +22,32 @@ TEST_CASE("device types: named with and without their memory, in large and small
   CHECK(find_device_type("V100-32")->memory_bytes == 32e9);
   CHECK(std::string_view(find_device_type("V100")->name) == "V100-16GB");
   CHECK(find_device_type("T4")->sheet.flops_per_second == 8.141e12);
+  for (const auto& [name, type] : {std::pair("Titan RTX", "TITAN-RTX"),
+                                   {"titanrtx", "TITAN-RTX"},
+                                   {"TITAN_RTX", "TITAN-RTX"},
+                                   {"RTX3090", "RTX-3090"},
+                                   {"rtx 3090", "RTX-3090"},
+                                   {"RTX-3090-24GB", "RTX-3090"},
+                                   {"NVIDIA GeForce RTX 3090", "RTX-3090"},
+                                   {"P100", "P100-16GB"},
+                                   {"H100-80GB", "H100"},
+                                   {"v100 32gb", "V100-32GB"},
+                                   {"A100-SXM4-80GB", "A100-80GB"},
+                                   {"Tesla T4", "T4"},
+                                   {"AMD Instinct MI210", "MI210"},
+                                   {"Xeon core", "XEON-CORE"}}) {
+    CAPTURE(name);
+    REQUIRE(find_device_type(name) != nullptr);
+    CHECK(std::string_view(find_device_type(name)->name) == type);
+  }
+  for (const char* none : {"RTX-2080Ti", "H100-94GB", "T4-32GB", "V100-64GB", "-", "GB", "NVIDIA", "32GB"})
+    CHECK_MESSAGE(find_device_type(none) == nullptr, none);
+  CHECK(has(no_device_type("V1000"),
+            "'V1000' is not a type of device, nearest are V100-16GB, V100-32GB, P100-16GB; the types are P4,"));
+  CHECK(has(no_device_type("RTX-2080Ti"), "nearest are RTX-2080; "));
+  CHECK(!has(no_device_type("banana"), "nearest"));
+  for (const DeviceType& t : device_types()) CHECK(has(no_device_type("banana"), t.name));
+  CHECK(no_device_type(std::string(100'000, 'V')).size() < 600);
   CHECK(find_device_type("V") == nullptr);
   CHECK(find_device_type("RTX") == nullptr);
   CHECK(find_device_type("") == nullptr);
@@ -52,10 +78,32 @@ TEST_CASE("clusters in a few words are device lists, and come back as text") {
     CHECK(parse_devices(to_string(devices), {0}) == devices);
   }
   CHECK(parse_devices("V100-32GB:1")[0].memory_bytes == 32'000'000'000);
-  CHECK(has(message_of([] { parse_devices("8xFOO + 8xT4"); }), "'FOO+8xT4' is not a kind or type of device"));
+  CHECK(has(message_of([] { parse_devices("8xFOO + 8xT4"); }), "'FOO' is not a kind or type of device"));
+  CHECK(has(message_of([] { parse_devices("8xT4 + 8xV1000"); }),
+            "'V1000' is not a type of device, nearest are V100-16GB"));
+  CHECK(has(message_of([] { parse_devices("2 nodes of 8xRTX3091, 10Gb/s"); }), "nearest are RTX-3090"));
   CHECK(has(message_of([] { parse_devices("T4@0"); }), "no cores to choose"));
-  for (const char* bad : {"T4:2~fast", "T4:2~-1Gb/s", "T4:2~nanGb/s", "T4:2~1e999Gb/s", "T4:2~10Gb/s@", "T4:2~"})
+  for (const char* bad : {"T4:2~fast", "T4:2~-1Gb/s", "T4:2~nanGb/s", "T4:2~1e999Gb/s", "T4:2~10Gb/s@", "T4:2~",
+                          "T4:2~10Gb/s@1.001s", "T4:2~999B/s"})
     CHECK_THROWS_AS(parse_devices(bad), Error);
+}
+
+TEST_CASE("clusters are printed in units that people read, and those of a probe rounded") {
+  const auto printed = [](double bytes, double seconds) {
+    DeviceSpec d = parse_devices("null:1", {0})[0];
+    d.figures.network = {bytes, seconds};
+    const std::string text = to_string(std::vector<DeviceSpec>{d});
+    const LinkRates back = parse_devices(text, {0})[0].figures.network;
+    CHECK(back.bytes_per_second == doctest::Approx(bytes).epsilon(1e-3));
+    CHECK(back.latency_seconds == doctest::Approx(seconds).epsilon(1e-3));
+    return text;
+  };
+  CHECK(printed(1.25e10, 1e-5) == "null:1~100Gb/s@10us");
+  CHECK(printed(1.25e10, 0) == "null:1~100Gb/s@0us");
+  CHECK(printed(9.48123456789e9, 2.6123456789e-6) == "null:1~75.85Gb/s@2.612us");
+  CHECK(printed(1.25e5, 0.03) == "null:1~1Mb/s@30ms");
+  CHECK(printed(1000, 5e-9) == "null:1~1000B/s@5ns");
+  CHECK(printed(1e18, 1) == "null:1~8e+09Gb/s@1000ms");
 }
 
 TEST_CASE("cluster files: nodes with devices, figures and links") {
@@ -83,35 +131,53 @@ TEST_CASE("cluster files: what is wrong is named with its place") {
     CAPTURE(message);
     CHECK(has(message, because));
   };
-  refused("{", "is none");
-  refused((std::string(R"({"nodes":)") + std::string(60000, '[')).c_str(), "65 deep");
+  refused("{", "line 1, column 2: unexpected end of input");
+  refused("{\"nodes\":\n [{\"devices\": NaN}]}", "line 2, column 15: invalid literal");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "memory_bytes": 1e999}]}]})", "number overflow parsing '1e999'");
+  refused("{\"nodes\": \"\xff\"}", "ill-formed UTF-8");
+  refused("[]", "neither nodes");
+  refused((std::string(R"({"nodes":)") + std::string(60000, '[')).c_str(), "more than 64 deep");
   refused("{}", "neither nodes");
-  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1, "count": 2}]}]})", "'count' is given twice");
-  refused(R"({"nodes": [{"devices": [{"type": "T4"}]}], "nodes": []})", "'nodes' is given twice");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1, "count": 2}]}]})",
+          "/nodes/0/devices/0/count is given twice");
+  refused(R"({"nodes": [{"devices": [{"type": "T4"}]}], "nodes": []})", "/nodes is given twice");
   refused(R"({"nodes": []})", "something in it");
-  refused(R"({"nodes": 3})", "nodes is 3");
+  refused(R"({"nodes": 3})", "/nodes is 3");
   refused(R"({"nodes": [{}]})", "devices in it");
-  refused(R"({"nodes": [{"devices": [{"type": "FOO"}]}]})", "not a kind or type");
-  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 0}]}]})", "nodes[0].devices[0].count is 0");
+  refused(R"({"nodes": [{"devices": [{"type": "FOO"}]}]})", "/nodes/0/devices/0/type: 'FOO' is not a type of device");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 0}]}]})",
+          "/nodes/0/devices/0/count is 0, expected a whole number from 1 to 65536");
   refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1.5}]}]})", "whole number");
-  refused(R"({"nodes": [{"devices": [{"type": "T4", "counts": 1}]}]})", "'counts' is not known");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "counts": 1}]}]})", "/nodes/0/devices/0: 'counts' is not known");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1e18}]}]})",
+          "count is 1e+18, expected a whole number from 1 to 65536");
+  refused(R"({"nodes": [{"devices": [{"type": "T4", "count": "2"}]}]})", "count is \"2\", expected a whole number");
+  refused(R"({"nodes": [{"devices": []}]})", "/nodes/0/devices is [], expected a list with something in it");
+  refused(R"({"nodes": [{"devices": [{"type": "8xT4"}]}]})", "'8xT4' is not a type of device");
+  refused(
+      R"({"nodes": [{"devices": [{"type": "T4"}], "network": {"bytes_per_second": 1e9, "latency_seconds": 1000}}]})",
+      "/nodes/0/network/latency_seconds is 1000, expected a number from 0 to 1");
+  refused(R"({"zones": {"a/b~": {"network": "1Gb/s@2s"}}, "nodes": [{"zone": "a/b~", "devices": [{"type": "T4"}]}]})",
+          "/zones/a~1b~0/network: ");
   refused(R"({"nodes": [{"devices": [{"type": "T4", "device": "ref"}]}]})", "either a device");
   refused(R"({"nodes": [{"devices": [{"device": "ref:2"}]}]})", "one device");
-  refused(R"({"nodes": [{"devices": [{"device": "ref", "flops_per_second": {"f32": -1}}]}]})", "f32 is -1");
+  refused(R"({"nodes": [{"devices": [{"device": "ref", "flops_per_second": {"f32": -1}}]}]})",
+          "/nodes/0/devices/0/flops_per_second/f32 is -1");
   refused(R"({"nodes": [{"devices": [{"device": "ref", "flops_per_second": {}}]}]})", "a rate of f32");
   refused(R"({"nodes": [{"devices": [{"device": "ref", "bytes_per_second": 1e40}]}]})", "bytes_per_second is 1e+40");
-  refused(R"({"nodes": [{"devices": [{"device": "ref"}], "network": "quick"}]})", "no rate of a link");
+  refused(R"({"nodes": [{"devices": [{"device": "ref"}], "network": "quick"}]})",
+          "/nodes/0/network: device list: 'quick' is no rate of a link");
   refused(R"({"nodes": [{"count": 2, "devices": [{"device": "ref", "flops_per_second": {"f32": 1e9}}]}]})",
           "has no network");
   refused(R"({"zones": {}, "nodes": [{"devices": [{"type": "T4"}]}]})", "an object with a zone");
   refused(R"({"zones": {"a": {}}, "nodes": [{"zone": "a", "devices": [{"type": "T4"}]}]})",
-          "zones.a is {}, expected a network");
+          "/zones/a is {}, expected a network");
   refused(R"({"zones": {"a": {"network": "1Gb/s"}}, "nodes": [{"devices": [{"type": "T4"}]}]})", "a zone in it");
   refused(R"({"zones": {"a": {"network": "1Gb/s"}}, "nodes": [{"zone": "b", "devices": [{"type": "T4"}]}]})",
-          "nodes[0].zone is \"b\", expected the name");
+          "/nodes/0/zone is \"b\", expected the name");
   refused(R"({"zones": {"a": {"network": "1Gb/s"}, "b": {"network": "1Gb/s"}},
               "nodes": [{"zone": "a", "devices": [{"type": "T4"}]}]})",
-          "zones.b has no nodes");
+          "/zones/b has no nodes");
   refused(R"({"zones": {"a": {"network": "1Gb/s"}, "b": {"network": "1Gb/s"}},
               "nodes": [{"zone": "a", "devices": [{"type": "T4"}]}, {"zone": "b", "devices": [{"type": "T4"}]},
                         {"zone": "a", "devices": [{"type": "T4"}]}]})",
@@ -246,7 +312,7 @@ TEST_CASE("cluster files: links of nodes that are not there, or of one alone") {
   const std::string a = R"({"name": "a", "network": "1Gb/s", "devices": [{"type": "T4"}]})";
   const std::string both = a + R"(, {"name": "b", "network": "1Gb/s", "devices": [{"type": "T4"}]})";
   refused(both, "[]", "a list with something in it");
-  refused(both, R"([{"between": ["a", "c"], "network": "1Gb/s"}])", "links[0].between[1] is \"c\", expected the name");
+  refused(both, R"([{"between": ["a", "c"], "network": "1Gb/s"}])", "/links/0/between/1 is \"c\", expected the name");
   refused(both, R"([{"between": ["a", "a"], "network": "1Gb/s"}])", "two nodes; what is inside");
   refused(both, R"([{"between": ["a"], "network": "1Gb/s"}])", "the names of two nodes");
   refused(both, R"([{"between": ["a", "b"]}])", "between and network");
@@ -254,6 +320,31 @@ TEST_CASE("cluster files: links of nodes that are not there, or of one alone") {
   refused(both, R"([{"between": ["a", "b"], "network": "1Gb/s"}, {"between": ["b", "a"], "network": "2Gb/s"}])",
           "no link yet");
   refused(a + ", " + a, R"([{"between": ["a", "a"], "network": "1Gb/s"}])", "a name that no other node has");
+  refused(
+      R"({"name": "a", "count": 30000, "devices": [{"type": "T4"}]}, {"name": "b", "count": 30000, "devices": [{"type": "T4"}]})",
+      R"([{"between": ["a", "b"], "network": "1Gb/s"}])", "at most 1048576 pairs of nodes");
+  refused(R"({"name": "a", "count": 1000, "devices": [{"type": "T4", "count": 65}]})",
+          R"([{"between": ["a", "a"], "network": "1Gb/s"}])", "have more than 4194304 links together");
+}
+
+TEST_CASE("cluster files: the file is named, and of device lists the line") {
+  const auto said = [](const char* content) {
+    return message_of([&] { devices_of_cluster_file(content, "here.json"); }, {Code::kInvalidArgument});
+  };
+  for (const char* empty : {"", " \n\t\r\n", "\xEF\xBB\xBF"}) {
+    CAPTURE(empty);
+    CHECK(said(empty).starts_with("cluster file 'here.json' is empty; expected an object with nodes"));
+  }
+  CHECK(said("# nobody\n\n").starts_with("cluster file 'here.json': all of its lines are empty or comments"));
+  CHECK(said("{\"nodes\": 3}").starts_with("cluster file 'here.json': /nodes is 3, expected a list"));
+  CHECK(said("V100-32GB:2\n# c\nT4:x\n").starts_with("cluster file 'here.json', line 3: device list: item 'T4:x'"));
+  CHECK(said("T4:40000\nT4:40000\n").starts_with("cluster file 'here.json': device list"));  // each is right
+  CHECK(devices_of_cluster_file("\xEF\xBB\xBF{\"nodes\": [{\"devices\": [{\"type\": \"Titan RTX\", \"count\": 2.0}]}]}",
+                                "")
+            .size() == 2);
+  // A line is what it is by itself.
+  const std::vector<DeviceSpec> lines = devices_of_cluster_file("8xV100-32GB\n8xP100-16GB\n", "two.txt");
+  CHECK(lines == parse_devices("8xV100-32GB + 8xP100-16GB"));
 }
 
 TEST_CASE("rates: devices with the profile's own figures take the profile's times") {

@@ -9,6 +9,7 @@
 #include "cluster/devices.h"
 #include "compile/compile.h"
 #include "cost/measured_layers.h"
+#include "cost/plausible.h"
 #include "cost/profile_text.h"
 #include "plan/figures.h"
 #include "probe/model_profile.h"
@@ -129,6 +130,131 @@ TEST_CASE("measured: a profile is read as it was written; what cannot be right i
   CHECK(has(said("/devices/0/ops/0/points/0/numbers/0", 1.5), "a whole one"));
   CHECK(has(said("/devices/0/steps/0/samples", 0), "'samples'"));
   CHECK(has(said("/devices/0/steps/0/forward", -1), "'forward'"));
+  CHECK(has(said("/devices/0/kind", "banana"), "has kind 'banana'"));
+  CHECK(has(said("/devices/0/type", "V1000"), "'V1000' is not a type of device, nearest are V100-16GB"));
+  CHECK(has(said(point, 86401), "at most 86400 (a day)"));
+  CHECK(has(message_of([] { profile_of_text("{}", "here.json"); }), "'here.json': no profile: "));
+  CHECK(has(message_of([] { profile_of_text(R"({"nodes": []})"); }), "no profile, but a cluster"));
+  CHECK(has(message_of([] { profile_of_text("{\"passes\": 1,\n \"passes\": 2}"); }), "/passes is given twice"));
+  CHECK(has(message_of([] { profile_of_text("{\"passes\":\n NaN}"); }), "line 2, column 2: "));
+}
+
+// A profile of a core that reaches 1e11 FLOP/s: three sizes of a product, steps of two batches.
+struct Written {
+  double unit = 1;         // of all times
+  double small = 1;        // a factor of the time of the smallest size
+  double step = 1;         // of a step's time
+  const char* again = "";  // a further point of the largest size with so many seconds
+  const char* steps = "";  // further steps
+  const char* machine = R"(, "profile": {"device.flops_per_second": 1e11, "device.bytes_per_second": 2e10})";
+  std::string text() const {
+    std::string points;
+    for (const int64_t rows : {64, 128, 256}) {
+      const double flops = 2.0 * 512 * 512 * static_cast<double>(rows);
+      points += fmt::format(
+          "{}{{\"seconds\": {}, \"flops\": {}, \"bytes\": {}, \"numbers\": [{}, 512, 512, 512], \"samples\": {}}}",
+          points.empty() ? "" : ", ", unit * (rows == 64 ? small : 1) * flops / 5e10, flops,
+          4.0 * static_cast<double>(rows) * 1024, rows, rows / 64);
+    }
+    if (*again != 0)
+      points += fmt::format(
+          ", {{\"seconds\": {}, \"flops\": 134217728, \"bytes\": 1048576, \"numbers\": [256, 512, 512, 512], "
+          "\"samples\": 4}}",
+          again);
+    constexpr const char* kText = R"json({{"schema": "whale.profile/1", "units": {{"seconds": "s"}},
+      "model": {{"name": "m", "digest": "0"}},
+      "devices": [{{"kind": "cpu", "cores": 1, "ops": [{{"op": "matmul(f32:2, f32:2)(f32:2)", "points": [{}]}}],
+      "steps": [{{"samples": 4, "forward": {}, "backward": {}, "update": 0, "step": {}}}{}]}}]{}}})json";
+    return fmt::format(fmt::runtime(kText), points, unit * 3e-3, unit * 6e-3, unit * step * 9e-3, steps, machine);
+  }
+};
+
+TEST_CASE("measured: a profile that contradicts itself, or has times of another unit, is refused or doubted by name") {
+  const auto said = [](const Written& written) {
+    return message_of([&] { profile_of_text(written.text(), "p.json"); }, {Code::kInvalidArgument});
+  };
+  const auto doubts = [](const Written& written) { return profile_of_text(written.text(), "p.json").measured->doubts; };
+  CHECK(doubts({}).empty());
+  CHECK(doubts({.again = "0.0027"}).empty());  // the same again, to a hundredth
+  CHECK(doubts({.unit = 5}).empty());
+  CHECK(doubts({.unit = 0.2}).empty());
+
+  for (const char* machine : {Written().machine, ""}) {
+    const double more = *machine == 0 ? 10 : 1;  // where nobody knows what the device does
+    CAPTURE(machine);
+    const std::string slow = said({.unit = 1000 * more, .machine = machine}),
+                      fast = said({.unit = 1e-3 / more, .machine = machine});
+    CHECK(has(slow, "'p.json': the profile of cpu with 1 core has ops of "));
+    CHECK(has(slow, "which by its rates take "));
+    CHECK(has(slow, "are these in milliseconds"));
+    CHECK(has(fast, "FLOP/s where 1e+11 are what it reaches"));
+    const std::vector<std::string> some = doubts({.unit = 100 * more, .machine = machine});
+    REQUIRE(some.size() == 1);
+    CHECK(has(some[0], "has ops of"));
+  }
+
+  CHECK(has(said({.again = "0.01"}), "has two times of matmul(f32:2, f32:2)(f32:2) at size [256, 512, 512, 512]: "));
+  REQUIRE(doubts({.again = "0.004"}).size() == 1);
+  CHECK(has(doubts({.again = "0.004"})[0], "has two times"));
+
+  const std::vector<std::string> falls = doubts({.small = 10, .step = 3});  // 6.7 ms, 1.3 of twice the size
+  REQUIRE(falls.size() == 1);
+  CHECK(has(falls[0], "at size [64, 512, 512, 512] and 0.00134218 at [128, 512, 512, 512], which is more work"));
+  CHECK(has(said({.small = 200, .step = 20}), "which is more work: measure again"));
+
+  CHECK(has(said({.step = 0.01}), "its forward, backward and update 0.009 together"));
+  CHECK(has(said({.steps = R"(, {"samples": 4, "forward": 1, "backward": 1, "update": 0, "step": 2})"}),
+            "has two steps of 4 samples"));
+  CHECK(has(said({.steps = R"(, {"samples": 8, "forward": 1e-4, "backward": 1e-4, "update": 0, "step": 2e-4})"}),
+            "a step of 4 samples takes 0.009 seconds and one of 8 takes 0.0002"));
+  CHECK(doubts({.steps = R"(, {"samples": 8, "forward": 1e-3, "backward": 2e-3, "update": 0, "step": 3e-3})"}).size() ==
+        1);
+}
+
+TEST_CASE("measured: layers that cannot be, and a profile of another graph") {
+  MeasuredProfile profile;
+  profile.devices.push_back(std::make_unique<MeasuredDevice>());
+  profile.devices[0]->kind = {.kind = "null", .type = "V100-32GB"};
+  const auto with = [&](std::vector<std::pair<int64_t, double>> sizes) {
+    profile.devices[0]->layers.clear(), profile.doubts.clear();
+    for (const auto& [samples, seconds] : sizes)
+      profile.devices[0]->layers.push_back(
+          {1, samples, {{seconds, seconds, 0}, {seconds, seconds, 0}, {seconds, seconds, 0}}});
+    return message_of([&] { check_plausible(profile, nullptr); });
+  };
+  CHECK(with({{1, 1e-3}, {2, 1.8e-3}, {4, 1e-3}}).empty());
+  CHECK(profile.doubts.empty());
+  CHECK(has(with({{1, 1e-3}, {1, 3e-3}}), "has layers at 1 samples and 1 way(s) twice"));
+  CHECK(has(with({{1, 1e-3}, {2, 1e-5}}), "says that all layers take 0.006 seconds at 1 samples and 6e-05 at 2"));
+  const auto against = [&](double flops) {
+    std::vector<std::string> doubts;
+    const std::string said = message_of([&] { check_layers(profile, flops, 30, doubts); });
+    return said.empty() ? fmt::format("{} doubts", doubts.size()) : said;
+  };
+  (void)with({{4, 10e-3}});  // 30 ms forward on a device of 13.8 TFLOP/s in f32 and 81 in f16
+  CHECK(against(50e9) == "0 doubts");
+  CHECK(against(500e9) == "0 doubts");
+  CHECK(has(against(500e12), "says that forward takes 0.03 seconds of 4 samples in 1 way(s)"));
+  CHECK(against(20e12) == "1 doubts");
+  (void)with({{4, 10}});
+  CHECK(has(against(5e9), "are these in milliseconds"));
+
+  // The digest is that of the graph.
+  const small::Model m = small::mlp(8), other = small::mlp(8, OptimizerKind::kAdamW);
+  const std::vector<DeviceSpec> devices = parse_devices("ref", {0});
+  ModelProfileOptions options;
+  options.seconds = 0.01;
+  const Json measured = profile_model(std::make_shared<Backends>(), m.g, devices, options);
+  const auto noted = [&](const Graph& g) {
+    CompileOptions compiled;
+    compiled.strategy = "local", compiled.profile = profile_of_text(text_of(measured), "p.json");
+    const Plan plan = compile(g, devices, compiled);
+    return std::ranges::any_of(plan.notes, [](const std::string& n) {
+      return has(n, "The profile 'p.json' was measured with another graph");
+    });
+  };
+  CHECK(!noted(m.g));
+  CHECK(noted(other.g));
 }
 
 // Times by a rule of the test's own, of all instructions of a one-device plan at some batches.

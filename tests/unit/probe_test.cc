@@ -125,6 +125,9 @@ TEST_CASE("a profile is figures by name, and what is none says so") {
   CHECK(why("{\"passes\": \"3\"}") == "figure 'passes' of the profile is \"3\", expected a number");
   CHECK(why("{\"bucket_bytes\": 1.5}") == "figure 'bucket_bytes' of the profile is 1.5, expected a whole number");
   CHECK(why("{\"link.bytes_per_second\": 0}").find("expected a number above 0") != std::string::npos);
+  CHECK(why("{\"link.latency_seconds\": 2}").find("expected at most 1") != std::string::npos);
+  CHECK(why("{}").ends_with("found an empty object"));
+  CHECK(why("{\"probe\": 1, \"profile\": {}}").ends_with("found no figure in it"));
   CHECK(why("{\"link.latency_seconds\": -1}").find("expected a number from 0") != std::string::npos);
   CHECK(why("{\"link.bytes_per_second\": 1e999}") != "none");
 }

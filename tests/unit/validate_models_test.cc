@@ -49,8 +49,10 @@ TEST_CASE("validate models: rows that are not modelled are left out and counted"
   CHECK(out["form"] == "models");
   CHECK(out["rows"] == 2);
   const std::string text = out["text"];
-  CHECK(has(text, "1 row(s) of strategy fusion left out"));
-  CHECK(has(text, "1 row(s) of model switchxl4 left out"));
+  CHECK(has(text, "2 of 4 rows; 2 left out: 1 of strategy fusion, 1 of model switchxl4\n"));
+  CHECK(out["rows_left_out"] == 2);
+  CHECK(out["left_out"]["of strategy fusion"] == 1);
+  CHECK(out["left_out"]["of model switchxl4"] == 1);
   CHECK(has(text, "AMD Instinct MI210: not measured"));
   CHECK(out["groups"]["inference, GPUs without constants"]["rows"] == 1);
 }
@@ -63,5 +65,6 @@ TEST_CASE("validate models: cells that mean nothing are named") {
   CHECK(has(message("Tesla T4,bert_large,dream,512,8,,24,1,0,700\n"), "mode is 'dream'"));
   CHECK(has(message("Tesla T4,bert_large,inf,0,8,,24,1,0,700\n"), "column 'seq' is 0"));
   CHECK(has(message("Tesla T4,bert_large,inf,512,8,,24,1,0,0\n"), "e2e_ms is 0"));
-  CHECK(has(message("Tesla T4,moe,inf,512,8,,24,1,0,5\n"), "no row of one GPU and a model that is known"));
+  CHECK(has(message("Tesla T4,moe,inf,512,8,,24,1,0,5\n"),
+            "no row of one GPU and a model that is known: 0 of 1 rows; 1 left out: 1 of model moe"));
 }

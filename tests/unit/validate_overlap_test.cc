@@ -103,4 +103,7 @@ TEST_CASE("validate overlap: what cannot be told is said") {
   const Json out = validate(file.path(), {});
   CHECK(out["rows"] == 1);
   CHECK(out["rows_without_parts_alone"] == 1);
+  CHECK(out["rows_left_out"] == 1);
+  CHECK(
+      has(out["text"].get<std::string>(), "3 of 4 rows; 1 left out: 1 of a part that did not run alone in any row\n"));
 }

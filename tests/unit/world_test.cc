@@ -794,7 +794,8 @@ TEST_CASE("ranks that do not run the same are told so, before the first step") {
   for (const auto& e : ranks.errors) {
     REQUIRE(e);
     CHECK(e->code() == Code::kInvalidArgument);
-    CHECK(has(e->message(), "has none of the plan's 2 devices"));
+    CHECK(has(e->message(),
+              "has none of the plan's 2 devices: launch at most 2 ranks (whale launch -n 2), or plan for at least "));
   }
 }
 

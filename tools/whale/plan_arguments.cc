@@ -128,9 +128,9 @@ const Row kRows[] = {
     {"profile", "a file of what was measured, as `whale profile -o FILE` or `whale devices --probe -o FILE` writes it",
      Kind::kText, 0,
      [](const std::string& text, Options& to) {
-       to.profile = read_file(text);
-       if (to.profile.find_first_not_of(" \t\r\n") == to.profile.npos)
+       if (read_file(text).find_first_not_of(" \t\r\n") == std::string::npos)
          throw Failure("--profile " + text + ": the file is empty; `whale profile -o FILE` writes one");
+       to.profile = "file:" + text;
        to.c.profile = str(to.profile);
      }},
     {"objective", "of strategy auto: throughput, price (of a step)", Kind::kText, 0,

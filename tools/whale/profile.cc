@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,15 @@ std::vector<std::string> names(const std::string& text) {
   return text.empty() ? std::vector<std::string>() : names_in(text);
 }
 
+// What `whale profile` wrote, as it is; nothing: another's.
+std::optional<Json> own_profile(const std::string& path) {
+  if (is_directory(path)) return std::nullopt;
+  Json out = Json::parse(read_file(path), nullptr, false);
+  if (!out.is_object() || !out.contains("schema") || !out.contains("devices") || !out["devices"].is_array())
+    return std::nullopt;
+  return out;
+}
+
 Json imported(const Engine& engine, const ProfileArguments& a) {
   const std::vector<std::string> devices = names(a.devices);
   if (!devices.empty() && devices.size() != a.imports.size())
@@ -35,12 +45,18 @@ Json imported(const Engine& engine, const ProfileArguments& a) {
                   std::to_string(a.imports.size()) + " files to import; give one for each, or none");
   Json out;
   for (size_t k = 0; k < a.imports.size(); ++k) {
-    Json one = Json::parse(text(whale_engine_profile_import_json, engine.get(), str(a.imports[k]),
-                                str(devices.empty() ? std::string() : devices[k])));
+    std::optional<Json> own = own_profile(a.imports[k]);
+    Json one = own ? std::move(*own)
+                   : Json::parse(text(whale_engine_profile_import_json, engine.get(), str(a.imports[k]),
+                                      str(devices.empty() ? std::string() : devices[k])));
     if (out.empty()) {
       out = std::move(one);
       continue;
     }
+    if (out.value("model", Json()) != one.value("model", Json()))
+      throw Failure(a.imports[k] + " is of another model than " + a.imports[0] + ": " +
+                    one.value("model", Json()).dump() + ", not " + out.value("model", Json()).dump() +
+                    "; join profiles of one model");
     for (auto& device : one["devices"]) out["devices"].push_back(std::move(device));
   }
   return out;
@@ -78,6 +94,18 @@ void print_table(const Json& profile) {
   }
 }
 
+// Devices are measured together, by one process: several would each write the file.
+void check_alone(const Engine& engine) {
+  const World world = own<World>(whale_world_create, engine.get(), static_cast<const whale_world_options*>(nullptr));
+  const int32_t ranks = whale_world_size(world.get());
+  if (ranks > 1)
+    throw Failure("`whale profile` measures in one process, and this is rank " +
+                  std::to_string(whale_world_rank(world.get())) + " of " + std::to_string(ranks) +
+                  ": run it without `whale launch`, once on each kind of machine, with all of its devices (--devices "
+                  "cpu:" +
+                  std::to_string(ranks) + "), and join the files with --import ONE --import OTHER -o BOTH");
+}
+
 }  // namespace
 
 void add_profile(CLI::App& app) {
@@ -88,9 +116,10 @@ void add_profile(CLI::App& app) {
   CLI::Option* model = command->add_option("MODEL", a->path, "a .whale file, of which steps are run on each device");
   CLI::Option* import =
       command
-          ->add_option("--import", a->imports,
-                       "instead of running: a file that Sailor or Metis wrote, or a table of ops; several for several "
-                       "devices")
+          ->add_option(
+              "--import", a->imports,
+              "instead of running: a file that Sailor or Metis wrote, a table of ops, or one that `whale profile` "
+              "wrote elsewhere; several for several devices")
           ->allow_extra_args(false)
           ->excludes(model);
   command->add_option("--devices", a->devices,
@@ -115,6 +144,7 @@ void add_profile(CLI::App& app) {
       throw Failure("`whale profile` needs a model, such as gpt.whale, or --import FILE");
     if (!a->out.empty()) check_target(a->out, "--output", {a->path});
     const Engine engine = make_engine();
+    check_alone(engine);
     const Json profile = a->imports.empty() ? measured(engine, *a) : imported(engine, *a);
     if (!a->out.empty()) write_file(a->out, profile.dump(1) + "\n");
     if (a->json)

@@ -385,8 +385,9 @@ def _planning(graph: Graph, devices: str | None, *, strategy: str = "", fetch: S
         options.accumulate_dtype = as_dtype(accumulate_dtype).number
     options.offload = string(",".join(arguments.names("offload", offload)))
     if profile is not None:
-        text = json.dumps(dict(profile)) if isinstance(profile, Mapping) else _text_of(arguments.path("profile", profile))
-        if not text.strip():
+        path = "" if isinstance(profile, Mapping) else arguments.path("profile", profile)
+        text = "file:" + os.fspath(path) if path else json.dumps(dict(profile))
+        if path and not _text_of(path).strip():
             raise InvalidArgument(f"profile {profile!r}: the file is empty; whale.profile and whale.probe give what belongs there", "INVALID_ARGUMENT")
         options.profile = string(text)
     options.no_overlap, options.no_fusion = int(not overlap), int(not fusion)
