@@ -1,0 +1,459 @@
+#include "compile/remedies.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <limits>
+
+#include "base/watch.h"
+#include "cluster/device_kinds.h"
+#include "compile/automatic.h"
+#include "compile/checks.h"
+#include "compile/estimate.h"
+#include "compile/rooms.h"
+#include "compile/savings.h"
+#include "grad/passes.h"
+#include "plan/groups.h"
+
+namespace whale {
+namespace {
+
+constexpr const char* kPolicies[] = {"none", "selective", "full"};
+
+// In quotes, as a shell takes it.
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string{c};
+  return out + "'";
+}
+
+// What a plan is asked for, as far as a remedy changes it.
+struct Change {
+  PlanOptions options;
+  int64_t times = 1;  // as many micro-batches
+};
+
+struct Tried {
+  Change change;
+  size_t changes = 0;  // single ones that it is of
+  int64_t missing = 0, bytes = 0;
+  double seconds = 0;
+};
+
+// The text with all of its micro_batches times as many.
+std::string with_micro_batches(std::string strategy, int64_t times) {
+  constexpr std::string_view kWritten = "micro_batches=";
+  for (size_t at = strategy.find(kWritten); at != std::string::npos; at = strategy.find(kWritten, at)) {
+    at += kWritten.size();
+    size_t end = at;
+    while (end < strategy.size() && std::isdigit(static_cast<unsigned char>(strategy[end])) != 0) ++end;
+    if (end == at || end - at > 9) continue;
+    const std::string number = std::to_string(times * std::stoll(strategy.substr(at, end - at)));
+    strategy.replace(at, end - at, number);
+  }
+  return strategy;
+}
+
+class Remedying {
+ public:
+  Remedying(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked, const Plan& plan,
+            const Shortage& shortage, const RemedyEffort& effort, bool options_too)
+      : graph_(graph),
+        devices_(devices),
+        asked_(asked),
+        plan_(plan),
+        shortage_(shortage),
+        effort_(effort),
+        options_too_(options_too),
+        trains_(shortage.entry == "train"),
+        strategy_(asked.strategy.empty() ? graph.default_strategy : asked.strategy) {
+    asked_.rooms = {}, asked_.stages = {}, asked_.dump = {}, asked_.verify_passes = false;
+    asked_.search.present.clear();
+    // What is estimated is of the entry that lacks.
+    estimated_ = shortage.batch > 0 && shortage.batch != batch_of(graph) ? rebatch(graph, shortage.batch) : graph;
+    if (!trains_) estimated_ = for_inference(estimated_);
+  }
+
+  Remedies run() {
+    within(effort_.estimates, [&] { estimate_all(); });
+    within(effort_.plans, [&] { plan_the_best(); });
+    within(effort_.plans, [&] { find_batch(); });
+    if (out_.fit.empty() && effort_.search > 0) search_others();
+    return std::move(out_);
+  }
+
+ private:
+  static constexpr size_t kTold = 3;
+
+  // Work that may end early: what it found by then is there.
+  template <class Work>
+  void within(double seconds, Work work) {
+    if (seconds <= 0) return;
+    try {
+      const Watch watch("remedies", nullptr, seconds);
+      work();
+    } catch (const Stopped&) {
+      out_.out_of_time = true;
+    } catch (const Error&) {  // there is another one to tell of
+    }
+  }
+
+  // ---- changes --------------------------------------------------------------------------------------------------
+  CompileOptions options_of(const Change& change) const {
+    CompileOptions out = asked_;
+    static_cast<PlanOptions&>(out) = change.options;
+    if (change.times == 1) return out;
+    if (strategy_.find("micro_batches=") != std::string::npos)
+      out.strategy = with_micro_batches(strategy_, change.times), out.accumulation *= change.times;
+    else
+      out.accumulation = change.times * plan_.micro_batches;
+    return out;
+  }
+
+  // As the command line has it.
+  std::string flags_of(const CompileOptions& options) const {
+    std::vector<std::string> out;
+    const bool all = options_too_;
+    if (all || options.strategy != asked_.strategy)
+      if (!options.strategy.empty()) out.push_back("--strategy " + quoted(options.strategy));
+    if (options.accumulation != (all ? 0 : asked_.accumulation))
+      out.push_back(fmt::format("--accumulation {}", options.accumulation));
+    if (options.zero > (all ? 0 : asked_.zero)) out.push_back(fmt::format("--zero {}", options.zero));
+    if (options.recompute > (all ? Recompute::kNone : asked_.recompute))
+      out.push_back(fmt::format("--recompute {}", kPolicies[static_cast<size_t>(options.recompute)]));
+    if (options.offload != (all ? 0 : asked_.offload)) {
+      std::string classes = offload_text(options.offload);
+      std::erase(classes, ' ');
+      out.push_back("--offload " + classes);
+    }
+    return fmt::format("{}", fmt::join(out, " "));
+  }
+
+  bool may_have_more_micro_batches() const {
+    const bool written = std::ranges::any_of(
+        graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline && s.micro_batches > 0; });
+    return !written || strategy_.find("micro_batches=") != std::string::npos;
+  }
+
+  // One option more each, in the order of what they cost as a rule.
+  std::vector<Change> single_changes() const {
+    std::vector<Change> out;
+    const PlanOptions& now = asked_;
+    const auto with = [&](const auto& set) {
+      Change change{now};
+      set(change);
+      out.push_back(std::move(change));
+    };
+    const bool recomputes = trains_ && now.stage_recompute.empty();
+    const bool replicas = most_replicas(plan_.meshes) > 1 && !now.adasum;
+    if (recomputes && now.recompute < Recompute::kSelective)
+      with([](Change& c) { c.options.recompute = Recompute::kSelective; });
+    for (int level = now.zero + 1; replicas && level <= 3; ++level)
+      if (trains_ || level == 3) with([&](Change& c) { c.options.zero = level; });
+    const int64_t samples = samples_together();
+    for (int64_t times = 2; times <= 16 && times <= samples && may_have_more_micro_batches(); times *= 2)
+      with([&](Change& c) { c.times = times; });
+    if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
+    for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
+      if (!(now.offload & each) && (trains_ || each == kOffloadParameters))
+        with([&](Change& c) { c.options.offload |= each; });
+    return out;
+  }
+
+  // The samples of a micro-batch that a replica has, at most.
+  int64_t samples_together() const {
+    const int64_t batch = shortage_.batch > 0 ? shortage_.batch : std::max<int64_t>(1, batch_of(graph_));
+    const int64_t parts = most_replicas(plan_.meshes) * plan_.micro_batches;
+    return (batch + parts - 1) / parts;
+  }
+
+  // ---- estimates ------------------------------------------------------------------------------------------------
+  struct Measured {
+    Tried tried;
+    std::vector<MemoryClasses> held;  // by device
+  };
+
+  Estimate estimate_of_change(const Graph& graph, const Change& change, double price) const {
+    CompileOptions options = options_of(change);
+    if (!trains_) std::erase_if(options.fetch, [](const std::string& f) { return f.starts_with("grad:"); });
+    return are_unlike(devices_) ? fitted(graph, devices_, options, price, Rooms(devices_), Care::kQuick).estimate
+                                : estimate_at(graph, devices_, options, price, Care::kQuick);
+  }
+  std::optional<Measured> measured(const Change& change, size_t changes) const {
+    try {
+      const Estimate e = estimate_of_change(estimated_, change, plan_.memory_price);
+      Measured out{{change, changes, missing_bytes(e, devices_), 0, e.seconds}, held_by_devices(e, devices_.size())};
+      for (const MemoryClasses& m : out.held) out.tried.bytes = std::max(out.tried.bytes, m.total());
+      return out;
+    } catch (const Error&) {  // not with this model and strategy
+      return std::nullopt;
+    }
+  }
+
+  // What it comes to if each single change takes the part that it takes alone.
+  struct Guess {
+    Change change;
+    size_t changes = 0;
+    double seconds = 0, missing = 0;
+  };
+
+  void estimate_all() {
+    std::optional<Measured> base = measured({asked_}, 0);
+    if (!base) return;
+    out_.seconds = base->tried.seconds;
+    for (size_t d = 0; d < devices_.size(); ++d) {
+      const MemoryClasses& m = base->held[d];
+      const int64_t has = devices_[d].memory_bytes;
+      if (has > 0 && m.parameters + m.state + m.buffers > has) variables_are_too_large_ = true;
+    }
+    // Offload last: it is slow as a rule, and of deep models slow to estimate.
+    std::vector<Measured> singles;
+    for (const bool offload : {false, true}) {
+      bool more = false;
+      for (const Change& change : single_changes()) {
+        if ((change.options.offload != asked_.offload) != offload) continue;
+        if (std::optional<Measured> one = measured(change, 1))
+          tried_.push_back(one->tried), singles.push_back(std::move(*one)), more = true;
+      }
+      if (more) estimate_together(*base, singles, offload);
+    }
+  }
+
+  // `offload`: those alone that have some.
+  void estimate_together(const Measured& base, const std::vector<Measured>& singles, bool offload) {
+    constexpr size_t kMost = 400;  // estimates
+    std::vector<Guess> guesses = combined(base, singles);
+    std::ranges::stable_sort(guesses, [](const Guess& a, const Guess& b) {
+      const auto key = [](const Guess& g) { return std::tuple(g.missing > 0, g.missing > 0 ? g.missing : g.seconds); };
+      return key(a) < key(b);
+    });
+    size_t estimates = 0;
+    for (const Guess& guess : guesses) {
+      if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
+        continue;
+      // The rest is not likely to fit, or to be among the fastest that do.
+      if (fitting(guess.missing > 0 ? std::numeric_limits<double>::infinity() : guess.seconds) >= 2 * kTold) break;
+      if (++estimates > kMost) {
+        out_.out_of_time = true;
+        break;
+      }
+      if (const std::optional<Measured> one = measured(guess.change, guess.changes)) tried_.push_back(one->tried);
+    }
+  }
+
+  std::vector<Guess> combined(const Measured& base, const std::vector<Measured>& singles) const {
+    std::vector<Guess> out;
+    std::vector<const Measured*> chosen;
+    const auto add = [&](auto&& self, size_t from) -> void {
+      constexpr size_t kTogether = 7;
+      if (chosen.size() >= 2) out.push_back(guess_of(base, chosen));
+      if (chosen.size() == kTogether) return;
+      for (size_t k = from; k < singles.size(); ++k) {
+        const Change& c = singles[k].tried.change;
+        const bool same = std::ranges::any_of(chosen, [&](const Measured* other) {
+          const Change& o = other->tried.change;
+          const auto both = [&](bool a, bool b) { return a && b; };
+          return both(c.options.zero != asked_.zero, o.options.zero != asked_.zero) ||
+                 both(c.options.recompute != asked_.recompute, o.options.recompute != asked_.recompute) ||
+                 both(c.times > 1, o.times > 1);
+        });
+        if (same) continue;
+        chosen.push_back(&singles[k]);
+        self(self, k + 1);
+        chosen.pop_back();
+      }
+    };
+    add(add, 0);
+    return out;
+  }
+
+  Guess guess_of(const Measured& base, const std::vector<const Measured*>& chosen) const {
+    Guess out{{asked_}, chosen.size(), base.tried.seconds, -std::numeric_limits<double>::infinity()};
+    for (const Measured* one : chosen) {
+      const Change& c = one->tried.change;
+      PlanOptions& o = out.change.options;
+      o.zero = std::max(o.zero, c.options.zero), o.recompute = std::max(o.recompute, c.options.recompute);
+      o.offload |= c.options.offload, out.change.times *= c.times;
+      out.seconds *= one->tried.seconds / base.tried.seconds;
+    }
+    constexpr int64_t MemoryClasses::*kAll[] = {&MemoryClasses::parameters, &MemoryClasses::state,
+                                                &MemoryClasses::buffers,    &MemoryClasses::gradients,
+                                                &MemoryClasses::copies,     &MemoryClasses::activations};
+    for (size_t d = 0; d < devices_.size(); ++d) {
+      const int64_t has = devices_[d].memory_bytes;
+      if (has == 0 || (d > 0 && devices_[d] == devices_[d - 1] && same_held(base, chosen, d))) continue;
+      double held = 0;
+      for (const auto each : kAll) {
+        const auto mine = static_cast<double>(base.held[d].*each);
+        double part = mine, added = 0;
+        for (const Measured* one : chosen) {
+          const auto then = static_cast<double>(one->held[d].*each);
+          if (then <= mine)
+            part *= mine > 0 ? then / mine : 1;
+          else
+            added += then - mine;  // copies of what the host holds
+        }
+        held += part + added;
+      }
+      out.missing = std::max(out.missing, held - static_cast<double>(has));
+    }
+    return out;
+  }
+  static bool same_held(const Measured& base, const std::vector<const Measured*>& chosen, size_t d) {
+    const auto same = [&](const Measured& m) {
+      const MemoryClasses &a = m.held[d], &b = m.held[d - 1];
+      return a.total() == b.total() && a.parameters == b.parameters && a.activations == b.activations;
+    };
+    return same(base) && std::ranges::all_of(chosen, [&](const Measured* m) { return same(*m); });
+  }
+
+  // Those that fit, as fast as this.
+  size_t fitting(double seconds) const {
+    return static_cast<size_t>(
+        std::ranges::count_if(tried_, [&](const Tried& t) { return t.missing == 0 && t.seconds <= seconds; }));
+  }
+  // Does all that one that fits does, and more, which brings nothing.
+  static bool does_more(const Change& more, double seconds, const Tried& less) {
+    return saves_as_much(more.options, less.change.options) && more.times >= less.change.times &&
+           seconds >= less.seconds;
+  }
+  bool is_pointless(const Change& change, double seconds) const {
+    return std::ranges::any_of(tried_, [&](const Tried& t) { return t.missing == 0 && does_more(change, seconds, t); });
+  }
+
+  // ---- plans ----------------------------------------------------------------------------------------------------
+  // Where the plan that is made of these options fits in all of its entries.
+  struct Fits {
+    int64_t bytes = 0;  // of its fullest device
+    double memory_price = 1;
+  };
+  std::optional<Fits> planned(const Graph& graph, const CompileOptions& options) const {
+    try {
+      std::optional<Plan> plan = plan_that_fits(graph, devices_, options);
+      if (!plan) return std::nullopt;
+      int64_t most = 0;
+      const auto fits = [&](const Entry& entry) {
+        for (size_t p = 0; p < entry.programs.size(); ++p)
+          most = std::max(most, memory_of(*plan, entry, p).device.total());
+        return shortage_of(*plan, entry).bytes == 0;
+      };
+      for (const Entry& entry : plan->entries)
+        if (!fits(entry)) return std::nullopt;
+      const auto other = [&](const char* name, int64_t batch) {
+        return plan->find_entry(name, batch) != nullptr || fits(entry_for(*plan, name, batch));
+      };
+      if (shortage_.batch > 0 && !other(trains_ ? "train" : "eval", shortage_.batch)) return std::nullopt;
+      for (const int64_t batch : options.train_batches)
+        if (!other("train", batch)) return std::nullopt;
+      for (const int64_t batch : options.eval_batches)
+        if (!other("eval", batch)) return std::nullopt;
+      return Fits{most, plan->memory_price};
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+
+  void plan_the_best() {
+    std::ranges::stable_sort(tried_, [](const Tried& a, const Tried& b) {
+      return std::tuple(a.missing, a.seconds, a.changes) < std::tuple(b.missing, b.seconds, b.changes);
+    });
+    if (!tried_.empty() && tried_[0].missing > 0) out_.nearest = remedy_of(tried_[0]);
+    std::vector<const Tried*> told;
+    for (const Tried& t : tried_) {
+      if (t.missing > 0 || told.size() == kTold) break;
+      if (std::ranges::any_of(told, [&](const Tried* o) { return does_more(t.change, t.seconds, *o); })) continue;
+      const CompileOptions options = options_of(t.change);
+      const std::optional<Fits> fits = planned(graph_, options);
+      if (!fits) continue;
+      told.push_back(&t);
+      Remedy& r = out_.fit.emplace_back(Remedy{flags_of(options), fits->bytes, 0, t.seconds});
+      if (fits->memory_price == plan_.memory_price) continue;
+      r.seconds = estimate_of_change(estimated_, t.change, fits->memory_price).seconds;
+    }
+    std::ranges::stable_sort(out_.fit, {}, &Remedy::seconds);
+  }
+
+  Remedy remedy_of(const Tried& t) const { return {flags_of(options_of(t.change)), t.bytes, t.missing, t.seconds}; }
+
+  // Halves and quarters, as long as there is a sample for each part.
+  void find_batch() {
+    if (variables_are_too_large_) return;
+    const int64_t own = shortage_.batch > 0 ? shortage_.batch : batch_of(graph_);
+    for (int64_t eighths = 6; eighths >= 1; eighths = eighths > 4 ? 4 : eighths / 2) {
+      const int64_t batch = own * eighths / 8;
+      if (own * eighths % 8 != 0 || batch < 1) continue;
+      if (!(shortage_.batch > 0 ? entry_fits(batch) : model_fits(batch))) continue;
+      out_.batch = batch;
+      return;
+    }
+  }
+  bool model_fits(int64_t batch) const {
+    try {
+      const Graph smaller = rebatch(graph_, batch);
+      if (trains_ && missing_bytes(estimate_of_change(smaller, {asked_}, plan_.memory_price), devices_) > 0)
+        return false;
+      return planned(smaller, asked_).has_value();
+    } catch (const Error&) {  // not so many samples
+      return false;
+    }
+  }
+  bool entry_fits(int64_t batch) const {
+    try {
+      return shortage_of(plan_, entry_for(plan_, trains_ ? "train" : "eval", batch)).bytes == 0;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  // ---- other strategies -----------------------------------------------------------------------------------------
+  void search_others() {
+    within(3 * effort_.search + effort_.plans, [&] {
+      CompileOptions options = asked_;
+      options.search = {.seconds = effort_.search, .simulated = 1, .ranks = 2};  // all devices, as listed
+      options.accumulation = 0;
+      const Found found = search(graph_, devices_, options);
+      size_t looked = 0;
+      for (const Judged& j : found.list) {
+        if (j.missing > 0 || !(j.seconds > 0) || ++looked > kTold) break;
+        CompileOptions with = asked_;
+        static_cast<PlanOptions&>(with) = j.candidate.options;
+        with.accumulation = j.candidate.accumulation;
+        if (!j.candidate.strategy.empty()) with.strategy = j.candidate.strategy;
+        const std::optional<Fits> fits = planned(graph_, with);
+        if (!fits) continue;
+        out_.automatic = Remedy{flags_of(with), fits->bytes, 0, j.seconds};
+        return;
+      }
+      out_.automatic_lost = found.list.empty()
+                                ? "Strategy auto finds no other strategy for this model and these devices."
+                                : fmt::format("Strategy auto finds none that fits among {}; nearest is {}: {}.",
+                                              found.list.size(), whole_text(found.list[0]), found.list[0].lost);
+    });
+  }
+
+  const Graph& graph_;
+  const std::vector<DeviceSpec>& devices_;
+  CompileOptions asked_;
+  const Plan& plan_;
+  const Shortage& shortage_;
+  const RemedyEffort& effort_;
+  bool options_too_, trains_;
+  std::string strategy_;
+  Graph estimated_;
+  bool variables_are_too_large_ = false;  // of a device, before any sample
+  std::vector<Tried> tried_;
+  Remedies out_;
+};
+
+}  // namespace
+
+Remedies remedies_for(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked,
+                      const Plan& plan, const Shortage& shortage, const RemedyEffort& effort, bool options_too) {
+  try {
+    return Remedying(graph, devices, asked, plan, shortage, effort, options_too).run();
+  } catch (const Error&) {  // there is another one to tell of
+    return {};
+  }
+}
+
+}  // namespace whale
