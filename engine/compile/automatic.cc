@@ -305,7 +305,7 @@ class Search {
 Error nearest_does_not_fit(const Graph& graph, const std::vector<DeviceSpec>& all, const CompileOptions& options,
                            const Found& found) {
   const Judged& near = found.list.front();
-  const std::string what = fmt::format("strategy auto: none of {} strategies will do; nearest is {}: {}",
+  const std::string what = fmt::format("strategy auto: none of {} strategies will do; nearest is\n{}: {}",
                                        found.list.size() + found.not_tried, whole_text(near), near.lost);
   try {
     CompileOptions with = options;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <limits>
 
+#include "base/thread_seconds.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
 #include "compile/automatic.h"
@@ -70,14 +71,19 @@ class Remedying {
     asked_.rooms = {}, asked_.stages = {}, asked_.dump = {}, asked_.verify_passes = false;
     asked_.search.present.clear();
     // What is estimated is of the entry that lacks.
-    estimated_ = shortage.batch > 0 && shortage.batch != batch_of(graph) ? rebatch(graph, shortage.batch) : graph;
-    if (!trains_) estimated_ = for_inference(estimated_);
+    const bool other = shortage.batch > 0 && shortage.batch != batch_of(graph);
+    Graph batched = other ? rebatch(graph, shortage.batch) : graph;
+    evaluates_ = !trains_ && trains(graph);
+    if (evaluates_)
+      estimated_ = graph, inference_ = for_inference(std::move(batched));
+    else
+      estimated_ = std::move(batched);
   }
 
   Remedies run() {
     within(effort_.estimates, [&] { estimate_all(); });
     within(effort_.plans, [&] { plan_the_best(); });
-    within(effort_.plans, [&] { find_batch(); });
+    within(effort_.plans / 2, [&] { find_batch(); });
     if (out_.fit.empty() && effort_.search > 0) search_others();
     return std::move(out_);
   }
@@ -85,12 +91,18 @@ class Remedying {
  private:
   static constexpr size_t kTold = 3;
 
-  // Work that may end early: what it found by then is there.
+  // Work that may end early, by this thread's own time: what it found by then is there.
   template <class Work>
   void within(double seconds, Work work) {
     if (seconds <= 0) return;
     try {
-      const Watch watch("remedies", nullptr, seconds);
+      const double end = thread_seconds() + seconds;
+      Watch watch("remedies", nullptr, 0);
+      watch.looked = [&, looks = 0]() mutable {
+        constexpr int kSeldom = 64;
+        if (++looks % kSeldom == 0 && thread_seconds() > end)
+          throw Stopped(error(Code::kDeadlineExceeded, "there is no more time for remedies"));
+      };
       work();
     } catch (const Stopped&) {
       out_.out_of_time = true;
@@ -132,7 +144,7 @@ class Remedying {
   bool may_have_more_micro_batches() const {
     const bool written = std::ranges::any_of(
         graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline && s.micro_batches > 0; });
-    return !written || strategy_.find("micro_batches=") != std::string::npos;
+    return strategy_.find("micro_batches=") != std::string::npos || (!written && trains(graph_));
   }
 
   // One option more each, in the order of what they cost as a rule.
@@ -149,13 +161,13 @@ class Remedying {
     if (recomputes && now.recompute < Recompute::kSelective)
       with([](Change& c) { c.options.recompute = Recompute::kSelective; });
     for (int level = now.zero + 1; replicas && level <= 3; ++level)
-      if (trains_ || level == 3) with([&](Change& c) { c.options.zero = level; });
+      if (trains(graph_)) with([&](Change& c) { c.options.zero = level; });
     const int64_t samples = samples_together();
-    for (int64_t times = 2; times <= 16 && times <= samples && may_have_more_micro_batches(); times *= 2)
-      with([&](Change& c) { c.times = times; });
+    for (const int64_t times : {2, 4, 8, 16, 64})
+      if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
     if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
     for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
-      if (!(now.offload & each) && (trains_ || each == kOffloadParameters))
+      if (!(now.offload & each) && (trains_ || each == kOffloadParameters || (each == kOffloadState && evaluates_)))
         with([&](Change& c) { c.options.offload |= each; });
     return out;
   }
@@ -173,16 +185,36 @@ class Remedying {
     std::vector<MemoryClasses> held;  // by device
   };
 
-  Estimate estimate_of_change(const Graph& graph, const Change& change, double price) const {
-    CompileOptions options = options_of(change);
-    if (!trains_) std::erase_if(options.fetch, [](const std::string& f) { return f.starts_with("grad:"); });
+  Estimate estimate_of(const Graph& graph, CompileOptions options, double price) const {
+    options.train_batches.clear(), options.eval_batches.clear();
     return are_unlike(devices_) ? fitted(graph, devices_, options, price, Rooms(devices_), Care::kQuick).estimate
                                 : estimate_at(graph, devices_, options, price, Care::kQuick);
   }
+  // Of the entry that is evaluated: what the plan keeps from step to step is that of training.
+  Estimate estimate_of_evaluation(const Change& change, double price) const {
+    CompileOptions options = options_of(change);
+    Graph graph = inference_;
+    if (options.accumulation > 0) graph.training.accumulation = options.accumulation;
+    static_cast<PlanOptions&>(options) = {.overlap = asked_.overlap, .fusion = asked_.fusion};
+    options.offload = change.options.offload & kOffloadParameters;
+    options.accumulation = 0, options.fetch.clear();
+    return estimate_of(graph, options, price);
+  }
   std::optional<Measured> measured(const Change& change, size_t changes) const {
     try {
-      const Estimate e = estimate_of_change(estimated_, change, plan_.memory_price);
+      const double price = plan_.memory_price;
+      const Estimate e = estimate_of(estimated_, options_of(change), price);
       Measured out{{change, changes, missing_bytes(e, devices_), 0, e.seconds}, held_by_devices(e, devices_.size())};
+      if (evaluates_) {
+        const auto there = held_by_devices(estimate_of_evaluation(change, price), devices_.size());
+        out.tried.missing = 0;
+        for (size_t d = 0; d < devices_.size(); ++d) {
+          MemoryClasses& m = out.held[d];
+          m.gradients = there[d].gradients, m.copies = there[d].copies, m.activations = there[d].activations;
+          if (const int64_t has = devices_[d].memory_bytes; has > 0)
+            out.tried.missing = std::max(out.tried.missing, m.total() - has);
+        }
+      }
       for (const MemoryClasses& m : out.held) out.tried.bytes = std::max(out.tried.bytes, m.total());
       return out;
     } catch (const Error&) {  // not with this model and strategy
@@ -227,6 +259,8 @@ class Remedying {
       const auto key = [](const Guess& g) { return std::tuple(g.missing > 0, g.missing > 0 ? g.missing : g.seconds); };
       return key(a) < key(b);
     });
+    // First what saves most: whether anything fits, and the least memory there is.
+    std::ranges::stable_partition(guesses, [&](const Guess& g) { return saves_all(g.change, singles); });
     size_t estimates = 0;
     for (const Guess& guess : guesses) {
       if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
@@ -239,6 +273,16 @@ class Remedying {
       }
       if (const std::optional<Measured> one = measured(guess.change, guess.changes)) tried_.push_back(one->tried);
     }
+  }
+
+  // With any recompute, which may keep more alive than it frees.
+  bool saves_all(const Change& change, const std::vector<Measured>& singles) const {
+    return std::ranges::all_of(singles, [&](const Measured& m) {
+      const Change& one = m.tried.change;
+      const bool recomputes = one.options.recompute != asked_.recompute;
+      return recomputes ? change.options.recompute != asked_.recompute
+                        : saves_as_much(change.options, one.options) && change.times >= one.times;
+    });
   }
 
   std::vector<Guess> combined(const Measured& base, const std::vector<Measured>& singles) const {
@@ -358,31 +402,38 @@ class Remedying {
       return std::tuple(a.missing, a.seconds, a.changes) < std::tuple(b.missing, b.seconds, b.changes);
     });
     if (!tried_.empty() && tried_[0].missing > 0) out_.nearest = remedy_of(tried_[0]);
-    std::vector<const Tried*> told;
-    for (const Tried& t : tried_) {
-      if (t.missing > 0 || told.size() == kTold) break;
-      if (std::ranges::any_of(told, [&](const Tried* o) { return does_more(t.change, t.seconds, *o); })) continue;
-      const CompileOptions options = options_of(t.change);
-      const std::optional<Fits> fits = planned(graph_, options);
-      if (!fits) continue;
-      told.push_back(&t);
-      Remedy& r = out_.fit.emplace_back(Remedy{flags_of(options), fits->bytes, 0, t.seconds});
-      if (fits->memory_price == plan_.memory_price) continue;
-      r.seconds = estimate_of_change(estimated_, t.change, fits->memory_price).seconds;
+    std::vector<const Tried*> fits, told;
+    for (const Tried& t : tried_)
+      if (t.missing == 0) fits.push_back(&t);
+    // The fastest, the one of fewest changes, and others by their time.
+    if (fits.size() > 2) {
+      const auto simplest = std::ranges::min_element(fits, {}, &Tried::changes);
+      std::rotate(fits.begin() + (simplest == fits.begin() ? 0 : 1), simplest, simplest + 1);
+    }
+    for (const Tried* t : fits) {
+      if (told.size() == kTold) break;
+      if (std::ranges::any_of(told, [&](const Tried* o) { return does_more(t->change, t->seconds, *o); })) continue;
+      const CompileOptions options = options_of(t->change);
+      const std::optional<Fits> made = planned(graph_, options);
+      if (!made) continue;
+      told.push_back(t);
+      Remedy& r = out_.fit.emplace_back(Remedy{flags_of(options), made->bytes, 0, t->seconds});
+      if (made->memory_price == plan_.memory_price) continue;
+      r.seconds = estimate_of(estimated_, options, made->memory_price).seconds;
     }
     std::ranges::stable_sort(out_.fit, {}, &Remedy::seconds);
   }
 
   Remedy remedy_of(const Tried& t) const { return {flags_of(options_of(t.change)), t.bytes, t.missing, t.seconds}; }
 
-  // Halves and quarters, as long as there is a sample for each part.
+  // Three quarters, and halves from there on.
   void find_batch() {
     if (variables_are_too_large_) return;
     const int64_t own = shortage_.batch > 0 ? shortage_.batch : batch_of(graph_);
-    for (int64_t eighths = 6; eighths >= 1; eighths = eighths > 4 ? 4 : eighths / 2) {
-      const int64_t batch = own * eighths / 8;
-      if (own * eighths % 8 != 0 || batch < 1) continue;
-      if (!(shortage_.batch > 0 ? entry_fits(batch) : model_fits(batch))) continue;
+    Ints smaller{own * 3 / 4};
+    for (int64_t batch = own / 2; batch > 0; batch /= 2) smaller.push_back(batch);
+    for (const int64_t batch : smaller) {
+      if (batch < 1 || !(shortage_.batch > 0 ? entry_fits(batch) : model_fits(batch))) continue;
       out_.batch = batch;
       return;
     }
@@ -390,9 +441,10 @@ class Remedying {
   bool model_fits(int64_t batch) const {
     try {
       const Graph smaller = rebatch(graph_, batch);
-      if (trains_ && missing_bytes(estimate_of_change(smaller, {asked_}, plan_.memory_price), devices_) > 0)
-        return false;
-      return planned(smaller, asked_).has_value();
+      if (trains_ && missing_bytes(estimate_of(smaller, asked_, plan_.memory_price), devices_) > 0) return false;
+      CompileOptions options = asked_;
+      std::erase_if(options.train_batches, [&](int64_t other) { return other > batch; });
+      return planned(smaller, options).has_value();
     } catch (const Error&) {  // not so many samples
       return false;
     }
@@ -407,7 +459,7 @@ class Remedying {
 
   // ---- other strategies -----------------------------------------------------------------------------------------
   void search_others() {
-    within(3 * effort_.search + effort_.plans, [&] {
+    within(2 * effort_.search + effort_.plans, [&] {
       CompileOptions options = asked_;
       options.search = {.seconds = effort_.search, .simulated = 1, .ranks = 2};  // all devices, as listed
       options.accumulation = 0;
@@ -424,10 +476,13 @@ class Remedying {
         out_.automatic = Remedy{flags_of(with), fits->bytes, 0, j.seconds};
         return;
       }
-      out_.automatic_lost = found.list.empty()
-                                ? "Strategy auto finds no other strategy for this model and these devices."
-                                : fmt::format("Strategy auto finds none that fits among {}; nearest is {}: {}.",
-                                              found.list.size(), whole_text(found.list[0]), found.list[0].lost);
+      const Judged* nearest = nullptr;
+      for (const Judged& j : found.list)
+        if (j.missing > 0 && (nearest == nullptr || j.missing < nearest->missing)) nearest = &j;
+      out_.automatic_lost = fmt::format("Nor does any of {} other strategies that auto looked at", found.list.size());
+      if (nearest != nullptr)
+        out_.automatic_lost +=
+            fmt::format(" (nearest {}, {})", bytes_text(static_cast<double>(nearest->bytes)), whole_text(*nearest));
     });
   }
 
@@ -439,7 +494,8 @@ class Remedying {
   const RemedyEffort& effort_;
   bool options_too_, trains_;
   std::string strategy_;
-  Graph estimated_;
+  bool evaluates_ = false;  // what lacks is the evaluation of a model that is trained
+  Graph estimated_, inference_;
   bool variables_are_too_large_ = false;  // of a device, before any sample
   std::vector<Tried> tried_;
   Remedies out_;

@@ -8,11 +8,11 @@
 
 namespace whale {
 
-// How long is looked, in seconds; 0: not at all.
+// How long is looked, in seconds of this thread's own time; 0: not at all.
 struct RemedyEffort {
   double estimates = 2;  // of changes
-  double plans = 3;      // of those that are printed
-  double search = 2;     // for another strategy, where no change fits
+  double plans = 2;      // of those that are printed
+  double search = 1;     // for another strategy, where no change fits
 };
 
 // Recompute, ZeRO, offload and micro-batches, each alone and together with others, by estimates; what fits by them is

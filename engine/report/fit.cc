@@ -163,9 +163,9 @@ std::string remedy_lines(const Shortage& s, const Remedies& r) {
     out += fmt::format("What makes it fit, fastest first{}:\n", now);
     for (const Remedy& each : r.fit) out += remedy_line(each);
   } else {
-    out += fmt::format("No change of recompute, ZeRO, offload and micro-batches {} fits{}",
-                       r.out_of_time ? "that there was time for" : "of this plan", now);
-    out += r.nearest ? "; nearest comes\n" + remedy_line(*r.nearest) : ".\n";
+    out += fmt::format("No change of recompute, ZeRO, offload and micro-batches{} makes it fit.{}\n",
+                       r.out_of_time ? " that was looked at" : "", r.nearest ? " Least memory:" : "");
+    if (r.nearest) out += remedy_line(*r.nearest);
     if (r.automatic) out += "With another strategy, as auto finds it:\n" + remedy_line(*r.automatic);
     if (!r.automatic_lost.empty()) out += cut_off(r.automatic_lost, kWide) + "\n";
   }
@@ -175,8 +175,8 @@ std::string remedy_lines(const Shortage& s, const Remedies& r) {
   if (s.batch > 0) out += "Batches of the plan's own size fit.\n";
   if (r.fit.empty() && !r.automatic)
     out +=
-        "What else makes it less: fewer samples, a smaller model, more or larger devices, and a strategy that "
-        "cuts it over them.\n";
+        "What else makes it less: fewer samples, a smaller model, more or larger devices, a strategy over more of "
+        "them.\n";
   return out;
 }
 
