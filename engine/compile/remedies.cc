@@ -253,10 +253,15 @@ class Remedying {
 
   // `offload`: those alone that have some.
   void estimate_together(const Measured& base, const std::vector<Measured>& singles, bool offload) {
-    constexpr size_t kMost = 400;  // estimates
+    constexpr size_t kMost = 100;  // estimates
     std::vector<Guess> guesses = combined(base, singles);
-    std::ranges::stable_sort(guesses, [](const Guess& a, const Guess& b) {
-      const auto key = [](const Guess& g) { return std::tuple(g.missing > 0, g.missing > 0 ? g.missing : g.seconds); };
+    // Guesses are not exact: what lacks a little may fit.
+    int64_t least = INT64_MAX;
+    for (const DeviceSpec& d : devices_)
+      if (d.memory_bytes > 0) least = std::min(least, d.memory_bytes);
+    const auto hopeful = [&](const Guess& g) { return g.missing <= 0.2 * static_cast<double>(least); };
+    std::ranges::stable_sort(guesses, [&](const Guess& a, const Guess& b) {
+      const auto key = [&](const Guess& g) { return std::tuple(!hopeful(g), hopeful(g) ? g.seconds : g.missing); };
       return key(a) < key(b);
     });
     // First what saves most: whether anything fits, and the least memory there is.
@@ -266,7 +271,7 @@ class Remedying {
       if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
         continue;
       // The rest is not likely to fit, or to be among the fastest that do.
-      if (fitting(guess.missing > 0 ? std::numeric_limits<double>::infinity() : guess.seconds) >= 2 * kTold) break;
+      if (fitting(hopeful(guess) ? guess.seconds : std::numeric_limits<double>::infinity()) >= 2 * kTold) break;
       if (++estimates > kMost) {
         out_.out_of_time = true;
         break;
@@ -401,7 +406,6 @@ class Remedying {
     std::ranges::stable_sort(tried_, [](const Tried& a, const Tried& b) {
       return std::tuple(a.missing, a.seconds, a.changes) < std::tuple(b.missing, b.seconds, b.changes);
     });
-    if (!tried_.empty() && tried_[0].missing > 0) out_.nearest = remedy_of(tried_[0]);
     std::vector<const Tried*> fits, told;
     for (const Tried& t : tried_)
       if (t.missing == 0) fits.push_back(&t);
@@ -422,6 +426,8 @@ class Remedying {
       r.seconds = estimate_of(estimated_, options, made->memory_price).seconds;
     }
     std::ranges::stable_sort(out_.fit, {}, &Remedy::seconds);
+    const auto nearest = std::ranges::find_if(tried_, [](const Tried& t) { return t.missing > 0; });
+    if (out_.fit.empty() && nearest != tried_.end()) out_.nearest = remedy_of(*nearest);
   }
 
   Remedy remedy_of(const Tried& t) const { return {flags_of(options_of(t.change)), t.bytes, t.missing, t.seconds}; }

@@ -114,7 +114,8 @@ std::string device_table(const Plan& plan, const Entry& entry) {
     size_t more = 0, lacking = 0;
     for (size_t k = kLines; k < lines.size(); ++k)
       more += lines[k].devices.size(), lacking += lines[k].lacks() > 0 ? lines[k].devices.size() : 0;
-    out += fmt::format("  and {} more devices, of which {} lack less\n", more, lacking);
+    out += fmt::format("  and {} more devices, {}\n", more,
+                       lacking == 0 ? "which lack nothing" : fmt::format("of which {} lack less", lacking));
   }
   return out;
 }
