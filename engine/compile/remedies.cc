@@ -340,7 +340,7 @@ class Remedying {
           if (then <= mine)
             part *= mine > 0 ? then / mine : 1;
           else
-            added += then - mine;  // copies of what the host holds
+            added = std::max(added, then - mine);  // copies of what the host holds; in turn, as a rule
         }
         held += part + added;
       }

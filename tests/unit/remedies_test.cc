@@ -138,6 +138,7 @@ TEST_CASE("the first remedy is the fastest of all changes that fit") {
       const std::vector<std::string> remedies = printed(text);
       REQUIRE(!remedies.empty());
       double fastest = 1e9, first = 1e9;
+      std::string best;
       const auto seconds = [&](const CompileOptions& with) {
         const Estimate e = estimate_at(graph, devices, with, 1, Care::kQuick);
         return missing_bytes(e, devices) == 0 ? e.seconds : 1e9;
@@ -153,9 +154,14 @@ TEST_CASE("the first remedy is the fastest of all changes that fit") {
                 with.strategy = fmt::format("replica(2) > pipeline(2, micro_batches={})", 2 * times);
               else
                 with.accumulation = times;
-              fastest = std::min(fastest, seconds(with));
+              if (const double s = seconds(with); s < fastest) {
+                fastest = s;
+                best = fmt::format("{} --zero {} --recompute {} --offload {} x {}", s, zero,
+                                   static_cast<int>(recompute), offload_text(offload), times);
+              }
             }
       REQUIRE(fastest < 1e9);
+      CAPTURE(best);
       CHECK(first <= 1.05 * fastest);
     }
   }
