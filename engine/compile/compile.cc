@@ -191,9 +191,9 @@ void add_entry(Plan& plan, const char* name, int64_t batch, const Graph& graph, 
 }  // namespace
 
 std::optional<Plan> plan_that_fits(const Graph& graph, const std::vector<DeviceSpec>& devices,
-                                   const CompileOptions& options) {
+                                   const CompileOptions& options, bool warmups) {
   Nearest nearest;
-  return find_fitting(graph, devices, with_rooms(graph, devices, without_idle(options, graph)), nearest, false);
+  return find_fitting(graph, devices, with_rooms(graph, devices, without_idle(options, graph)), nearest, warmups);
 }
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {

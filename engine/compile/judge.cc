@@ -129,7 +129,7 @@ bool Judge::simulate(Judged& j) const {
   Plan plan = plan_of(j.candidate, mine);
   if (shortage_of(plan).bytes > 0) {  // at other prices of memory, or with other cuts
     j.candidate.rooms = {}, j.candidate.stages = {};
-    const std::optional<Plan> other = plan_that_fits(graph_, mine, options);
+    const std::optional<Plan> other = plan_that_fits(graph_, mine, options, true);
     if (!other) throw error(Code::kResourceExhausted, "does not fit, by its plan");
     return walk(j, *other);
   }

@@ -23,9 +23,10 @@ Remedies remedies_for(const Graph& graph, const std::vector<DeviceSpec>& devices
                       const Plan& plan, const Shortage& shortage, const RemedyEffort& effort = {},
                       bool options_too = false);
 
-// compile()'s own way to a plan, without other batches, deeper warm-ups and reasons: none where nothing fits.
+// compile()'s own way to a plan, without other batches and reasons: none where nothing fits. `warmups`: deeper ones
+// too, where they are worth it.
 std::optional<Plan> plan_that_fits(const Graph& graph, const std::vector<DeviceSpec>& devices,
-                                   const CompileOptions& options);
+                                   const CompileOptions& options, bool warmups = false);
 // compile_entry(), whether it fits or not.
 Entry entry_for(const Plan& plan, std::string_view name, int64_t batch);
 
