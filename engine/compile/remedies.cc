@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <limits>
 
 #include "base/thread_seconds.h"
