@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <limits>
+#include <thread>
 
 #include "base/thread_seconds.h"
 #include "base/watch.h"
@@ -96,10 +97,12 @@ class Remedying {
     if (seconds <= 0) return;
     try {
       const double end = thread_seconds() + seconds;
+      const auto mine = std::this_thread::get_id();
       Watch watch("remedies", nullptr, 0);
-      watch.looked = [&, looks = 0]() mutable {
+      watch.looked = [=] {  // on other threads too, whose own time begins with the work that they are given
         constexpr int kSeldom = 64;
-        if (++looks % kSeldom == 0 && thread_seconds() > end)
+        static thread_local int looks = 0;
+        if (++looks % kSeldom == 0 && thread_seconds() > (std::this_thread::get_id() == mine ? end : seconds))
           throw Stopped(error(Code::kDeadlineExceeded, "there is no more time for remedies"));
       };
       work();
