@@ -5,6 +5,7 @@
 #include "compile/checks.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
+#include "compile/remedies.h"
 #include "compile/unlike_check.h"
 #include "grad/passes.h"
 #include "report/fit.h"
@@ -56,20 +57,29 @@ CompileOptions options_of(const Plan& plan) {
 
 }  // namespace
 
-Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
+Entry entry_for(const Plan& plan, std::string_view name, int64_t batch) {
   if (batch < 1) throw invalid("a batch of {} samples, expected at least 1", batch);
+  const CompileOptions options = options_of(plan);
+  Regraphed again = graph_again(plan, options, name, batch);
+  const Passes passes = again.passes;
+  const auto indices = indices_of_inputs(again.whole);
+  const ShardedGraph shardings = lay_out_again(std::move(again), plan, name, batch);
+  Entry entry = passes.make_entry(shardings, indices, std::string(name), plan.variables, nullptr);
+  if (has_unlike_replicas(plan)) check_unlike(plan, entry);
+  return entry;
+}
+
+Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch) {
   return stoppable([&] {
-    const CompileOptions options = options_of(plan);
-    Regraphed again = graph_again(plan, options, name, batch);
-    const Passes passes = again.passes;
-    const auto indices = indices_of_inputs(again.whole);
-    const ShardedGraph shardings = lay_out_again(std::move(again), plan, name, batch);
-    Entry entry = passes.make_entry(shardings, indices, std::string(name), plan.variables, nullptr);
+    Entry entry = entry_for(plan, name, batch);
     Shortage shortage = shortage_of(plan, entry);
     shortage.batch = batch;
-    if (shortage.bytes > 0) throw does_not_fit(plan, shortage, {});
-    if (has_unlike_replicas(plan)) check_unlike(plan, entry);
-    return entry;
+    if (shortage.bytes == 0) return entry;
+    // A step or an evaluation may wait for this: a short look, and no other strategies.
+    constexpr RemedyEffort kShort{.estimates = 0.5, .plans = 0.5, .search = 0};
+    CompileOptions asked{plan.options};
+    asked.profile = plan.profile;
+    throw does_not_fit(plan, entry, shortage, remedies_for(plan.source, plan.devices, asked, plan, shortage, kShort));
   });
 }
 

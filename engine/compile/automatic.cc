@@ -10,7 +10,9 @@
 #include "base/thread_seconds.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
+#include "compile/estimate.h"
 #include "compile/judge.h"
+#include "compile/remedies.h"
 #include "compile/shapes.h"
 #include "schedule/schedule.h"
 #include "task/strategy.h"
@@ -299,6 +301,35 @@ class Search {
   Found out_;
 };
 
+// What the nearest lacks, and what else would make that one fit.
+Error nearest_does_not_fit(const Graph& graph, const std::vector<DeviceSpec>& all, const CompileOptions& options,
+                           const Found& found) {
+  const Judged& near = found.list.front();
+  const std::string what = fmt::format("strategy auto: none of {} strategies will do; nearest is\n{}: {}",
+                                       found.list.size() + found.not_tried, whole_text(near), near.lost);
+  try {
+    CompileOptions with = options;
+    static_cast<PlanOptions&>(with) = near.candidate.options;
+    if (!near.candidate.strategy.empty()) with.strategy = near.candidate.strategy;
+    if (near.candidate.strategy.empty()) with.strategy.clear();
+    if (near.candidate.accumulation > 0) with.accumulation = near.candidate.accumulation;
+    with.rooms = near.candidate.rooms, with.stages = near.candidate.stages, with.dump = {}, with.verify_passes = false;
+    with.search.present.clear();
+    const std::vector<DeviceSpec> mine = chosen_of(all, near.candidate.devices);
+    const Plan plan = plan_of_step(graph, mine, with, with.memory_price);
+    const Shortage shortage = shortage_of(plan);
+    if (shortage.bytes == 0) return error(Code::kResourceExhausted, "{}", what);
+    RemedyEffort effort;
+    effort.search = 0;
+    if (mine.size() != all.size()) effort.estimates = 0;  // other devices would have to be given too
+    const Error why =
+        does_not_fit(plan, plan.entries[0], shortage, remedies_for(graph, mine, with, plan, shortage, effort, true));
+    return error(Code::kResourceExhausted, "{}\n{}", what, why.message());
+  } catch (const Error&) {
+    return error(Code::kResourceExhausted, "{}", what);
+  }
+}
+
 }  // namespace
 
 Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
@@ -312,6 +343,7 @@ Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& device
     if (found.list.empty())
       throw invalid("strategy auto: no strategy cuts this model for {} device(s)", devices.size());
     const Judged& near = found.list.front();
+    if (near.missing > 0) throw nearest_does_not_fit(graph, devices, options, found);
     throw error(Code::kResourceExhausted, "strategy auto: none of {} strategies will do; nearest is {}: {}",
                 found.list.size(), whole_text(near), near.lost);
   }

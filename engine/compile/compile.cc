@@ -1,7 +1,6 @@
 #include "compile/compile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 
 #include "base/philox.h"
@@ -14,6 +13,7 @@
 #include "compile/estimate.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
+#include "compile/remedies.h"
 #include "compile/rooms.h"
 #include "compile/unlike_check.h"
 #include "grad/passes.h"
@@ -157,27 +157,44 @@ std::optional<Plan> plan_in_other_order(const Graph& graph, const std::vector<De
   return std::nullopt;
 }
 
-Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  const auto began = std::chrono::steady_clock::now();
-  Nearest nearest;
+// None: no price of memory, cuts by room and order of devices makes it fit.
+std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                 const CompileOptions& options, Nearest& nearest, bool with_warmups) {
   if (std::optional<Plan> plan = plan_at_prices(graph, devices, options, nearest))
-    return with_deeper_warmup(graph, devices, options, std::move(*plan));
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return std::move(*plan);
-  if (std::optional<Plan> plan = plan_in_other_order(graph, devices, options, nearest)) return std::move(*plan);
-  constexpr double kLeastSeconds = 2;
-  throw does_not_fit(
-      *nearest.plan, nearest.shortage,
-      tried_remedies(graph, devices, nearest.options, *nearest.plan, std::max(kLeastSeconds, 2 * took.count())));
+    return with_warmups ? with_deeper_warmup(graph, devices, options, std::move(*plan)) : std::move(*plan);
+  if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return plan;
+  return plan_in_other_order(graph, devices, options, nearest);
 }
 
-// The other batch sizes, as a session would plan them.
-void add_entries(Plan& plan, const char* name, const std::vector<int64_t>& batches) {
-  for (const int64_t batch : batches)
-    if (plan.find_entry(name, batch) == nullptr) plan.entries.push_back(compile_entry(plan, name, batch));
+// `asked`: by the user, without rooms.
+Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                       const CompileOptions& asked) {
+  Nearest nearest;
+  if (std::optional<Plan> plan = find_fitting(graph, devices, options, nearest, true)) return std::move(*plan);
+  const Plan& plan = *nearest.plan;
+  const Shortage& shortage = nearest.shortage;
+  const auto entry = std::ranges::find(plan.entries, shortage.entry, &Entry::name);
+  throw does_not_fit(plan, *entry, shortage, remedies_for(graph, devices, asked, plan, shortage));
+}
+
+// One more entry, as a session would plan it.
+void add_entry(Plan& plan, const char* name, int64_t batch, const Graph& graph, const CompileOptions& asked) {
+  if (plan.find_entry(name, batch) != nullptr) return;
+  Entry entry = entry_for(plan, name, batch);
+  Shortage shortage = shortage_of(plan, entry);
+  shortage.batch = batch;
+  if (shortage.bytes > 0)
+    throw does_not_fit(plan, entry, shortage, remedies_for(graph, plan.devices, asked, plan, shortage));
+  plan.entries.push_back(std::move(entry));
 }
 
 }  // namespace
+
+std::optional<Plan> plan_that_fits(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                   const CompileOptions& options, bool warmups) {
+  Nearest nearest;
+  return find_fitting(graph, devices, with_rooms(graph, devices, without_idle(options, graph)), nearest, warmups);
+}
 
 Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   if (options.strategy == kAutomatic) return compile_automatic(graph, devices, options);
@@ -186,10 +203,10 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
     CompileOptions with = without_idle(options, graph);
     if (unlike) with.verify_passes = true;
     try {
-      Plan plan = make_fitting_plan(graph, devices, with_rooms(graph, devices, std::move(with)));
+      Plan plan = make_fitting_plan(graph, devices, with_rooms(graph, devices, with), with);
       const size_t own = plan.entries.size();
-      add_entries(plan, "train", options.train_batches);
-      add_entries(plan, "eval", options.eval_batches);
+      for (const int64_t batch : options.train_batches) add_entry(plan, "train", batch, graph, with);
+      for (const int64_t batch : options.eval_batches) add_entry(plan, "eval", batch, graph, with);
       if (plan.entries.size() > own) check_limits(plan), verify(plan);
       if (unlike)
         for (const Entry& entry : plan.entries) check_unlike(plan, entry);

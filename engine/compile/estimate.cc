@@ -193,30 +193,6 @@ Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, co
   return lowered(p, std::move(scoped), Detail::kWhole, devices, options, memory_price).plan;
 }
 
-// What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.
-std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSpec>& devices,
-                                  const CompileOptions& options, const Plan& plan, double seconds) {
-  const std::vector<Remedy> remedies = remedies_of(plan);
-  std::vector<Tried> out;
-  size_t known = 0;
-  try {
-    const Watch watch("remedies", nullptr, seconds);
-    for (; known < remedies.size(); ++known) {
-      CompileOptions with = options;
-      static_cast<PlanOptions&>(with) = remedies[known].options;
-      with.stages.begins = plan.stage_begins;
-      try {
-        out.push_back(
-            {remedies[known].text, missing_bytes(estimate_at(graph, devices, with, plan.memory_price), devices)});
-      } catch (const Error&) {  // not with this model and strategy
-      }
-    }
-  } catch (const Stopped&) {
-  }
-  for (; known < remedies.size(); ++known) out.push_back({remedies[known].text});
-  return out;
-}
-
 Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
               Rooms rooms, Care care) {
   constexpr int kTries = 6;

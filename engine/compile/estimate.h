@@ -5,7 +5,6 @@
 
 #include "compile/compile.h"
 #include "compile/rooms.h"
-#include "report/fit.h"
 
 namespace whale {
 
@@ -33,9 +32,5 @@ Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, Compil
               Rooms rooms, Care care = Care::kChecked);
 // The same where devices are unlike; else the options as they are, which a plan tries first.
 CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options);
-
-// What remedies would be missing at the plan's price of memory, as many as are estimated in `seconds`.
-std::vector<Tried> tried_remedies(const Graph& graph, const std::vector<DeviceSpec>& devices,
-                                  const CompileOptions& options, const Plan& plan, double seconds);
 
 }  // namespace whale

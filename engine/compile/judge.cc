@@ -6,6 +6,7 @@
 #include "cluster/device_kinds.h"
 #include "compile/deeper_warmup.h"
 #include "compile/estimate.h"
+#include "compile/remedies.h"
 #include "report/fit.h"
 #include "simulate/simulate.h"
 
@@ -128,7 +129,9 @@ bool Judge::simulate(Judged& j) const {
   Plan plan = plan_of(j.candidate, mine);
   if (shortage_of(plan).bytes > 0) {  // at other prices of memory, or with other cuts
     j.candidate.rooms = {}, j.candidate.stages = {};
-    return walk(j, compile(graph_, mine, options));
+    const std::optional<Plan> other = plan_that_fits(graph_, mine, options, true);
+    if (!other) throw error(Code::kResourceExhausted, "does not fit, by its plan");
+    return walk(j, *other);
   }
   options.rooms = j.candidate.rooms, options.stages = j.candidate.stages;
   std::optional<Deepened> deeper = deepened(graph_, options, plan, [&](const Graph& g, const CompileOptions& with) {

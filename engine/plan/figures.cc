@@ -6,9 +6,10 @@
 
 #include "base/format.h"
 #include "base/watch.h"
+#include "plan/fullest.h"
 #include "plan/groups.h"
-#include "plan/part.h"
 #include "plan/lives.h"
+#include "plan/part.h"
 
 namespace whale {
 namespace {
@@ -131,22 +132,12 @@ namespace {
 
 // Splits up an arena by what is alive where most is.
 void add_arena(MemoryClasses& m, const Program& p, const std::vector<Group>& groups, Memory memory) {
-  const std::vector<Life> lives = lives_of(p);
-  std::map<int64_t, int64_t> change;
-  for (size_t b = 0; b < lives.size(); ++b)
-    if (lives[b].first >= 0 && p.buffers[b].memory == memory) {
-      change[lives[b].first] += bytes_of_versions(p.buffers[b]);
-      change[lives[b].last + 1] -= bytes_of_versions(p.buffers[b]);
-    }
-  int64_t now = 0, most = 0, when = 0;
-  for (const auto& [at, bytes] : change)
-    if ((now += bytes) > most) most = now, when = at;
   const std::vector<Holds> holds = contents_of(p, groups);
-  for (size_t b = 0; b < lives.size(); ++b)
-    if (lives[b].first >= 0 && lives[b].first <= when && when <= lives[b].last && p.buffers[b].memory == memory) {
-      if (holds[b] == Holds::kGradient) m.gradients += bytes_of_versions(p.buffers[b]);
-      if (holds[b] == Holds::kCopy) m.copies += bytes_of_versions(p.buffers[b]);
-    }
+  for (const BufferId id : fullest_of(p, memory).storages) {
+    const auto b = static_cast<size_t>(id);
+    if (holds[b] == Holds::kGradient) m.gradients += bytes_of_versions(p.buffers[b]);
+    if (holds[b] == Holds::kCopy) m.copies += bytes_of_versions(p.buffers[b]);
+  }
   m.activations = (memory == Memory::kHost ? p.host_bytes : p.arena_bytes) - m.gradients - m.copies;
 }
 

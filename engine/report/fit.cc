@@ -4,11 +4,24 @@
 #include <map>
 #include <optional>
 
+#include "base/text.h"
+#include "base/watch.h"
 #include "cluster/devices.h"
-#include "plan/groups.h"
+#include "report/held.h"
 
 namespace whale {
 namespace {
+
+constexpr size_t kWide = 110;
+
+std::string text(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
+
+std::string cut_off(std::string line, size_t most) {
+  if (line.size() <= most) return line;
+  size_t end = most - 3;
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) --end;  // between characters
+  return line.substr(0, end) + "...";
+}
 
 // More than the device that lacked most so far: noted.
 bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
@@ -18,74 +31,154 @@ bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
   return true;
 }
 
-// The samples of a micro-batch that a replica has, at most.
-int64_t samples_together(const Plan& plan, const Shortage& s) {
-  int64_t batch = 1;
-  for (const Entry& entry : plan.entries)
-    if (entry.name == s.entry) batch = entry.batch;
-  const int64_t parts = most_replicas(plan.meshes) * plan.micro_batches;
-  return (batch + parts - 1) / parts;
-}
-
-// What makes it less: what was tried and does, least first, and what is no option of a plan.
-std::vector<std::string> advice(const Plan& plan, const Shortage& s, std::vector<Tried> tried) {
-  constexpr double kWorth = 0.01;  // of what is missing
-  std::vector<std::string> out;
-  std::vector<std::string> untried;
-  for (const Tried& t : tried)
-    if (!t.missing) untried.push_back(t.remedy);
-  std::erase_if(tried, [&](const Tried& t) {
-    return !t.missing || static_cast<double>(*t.missing) > (1 - kWorth) * static_cast<double>(s.bytes);
-  });
-  std::ranges::stable_sort(tried, {}, &Tried::missing);
-  for (const Tried& t : tried)
-    out.push_back(*t.missing <= 0
-                      ? t.remedy + " (fits)"
-                      : fmt::format("{} (lacks {} at most)", t.remedy, bytes_text(static_cast<double>(*t.missing))));
-  if (!untried.empty()) out.push_back(fmt::format("perhaps, for lack of time not tried, {}", fmt::join(untried, ", ")));
-  if (s.batch > 0) out.emplace_back("batches of the plan's own size alone");
-  if (s.needed.activations > s.needed.total() / 8 && s.batch == 0 && samples_together(plan, s) > 1)
-    out.emplace_back("a smaller batch, or more micro-batches of it");
-  out.emplace_back("a split or a pipeline over more devices");
-  return out;
-}
-
-std::string classes_text(const MemoryClasses& m) {
-  const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
-  std::string out = fmt::format("parameters {}, gradients {}, optimizer state {}, activations {}", text(m.parameters),
-                                text(m.gradients), text(m.state), text(m.activations));
-  if (m.buffers > 0) out += fmt::format(", buffers {}", text(m.buffers));
-  if (m.copies > 0) out += fmt::format(", copies of what the host holds {}", text(m.copies));
-  return out;
-}
-
-// Those besides the one that lacks most, by program and memory.
-std::string others_that_lack(const Plan& plan, const Shortage& s) {
-  constexpr size_t kTold = 3;
-  const auto entry = std::ranges::find(plan.entries, s.entry, &Entry::name);
-  if (entry == plan.entries.end() || s.batch > 0) return {};
-  std::map<std::pair<int32_t, int64_t>, std::vector<int32_t>> devices;
-  for (const DeviceRow& row : entry->rows) {
-    const int64_t memory = plan.devices[static_cast<size_t>(row.device)].memory_bytes;
-    if (row.device != s.device && memory > 0) devices[{row.program, memory}].push_back(row.device);
-  }
-  std::string out;
-  size_t told = 0;
-  for (const auto& [key, list] : devices) {
-    const MemoryClasses m = memory_of(plan, *entry, static_cast<size_t>(key.first)).device;
-    if (m.total() <= key.second) continue;
-    if (++told > kTold) return out + "; and others";
-    out +=
-        fmt::format("; {} {} ({}) {}, {} more ({})", list.size() > 1 ? "devices" : "device", devices_text(list, 4),
-                    to_string(plan.devices[static_cast<size_t>(list[0])]), bytes_text(static_cast<double>(m.total())),
-                    bytes_text(static_cast<double>(m.total() - key.second)), classes_text(m));
-  }
-  return out;
-}
-
 bool limited(const Plan& plan) {
   return std::any_of(plan.devices.begin(), plan.devices.end(),
                      [](const DeviceSpec& device) { return device.memory_bytes > 0; });
+}
+
+// ---- what each class of devices needs ---------------------------------------------------------------------------
+struct Column {
+  const char* name;
+  int wide;
+  int64_t (*bytes)(const MemoryClasses& m);
+};
+constexpr Column kColumns[] = {{"parameters", 12, [](const MemoryClasses& m) { return m.parameters; }},
+                               {"gradients", 11, [](const MemoryClasses& m) { return m.gradients; }},
+                               {"state", 10, [](const MemoryClasses& m) { return m.state; }},
+                               {"activations", 13, [](const MemoryClasses& m) { return m.activations; }},
+                               {"buffers", 10, [](const MemoryClasses& m) { return m.buffers; }},
+                               {"copies", 10, [](const MemoryClasses& m) { return m.copies; }}};
+
+// Devices of which the same is said.
+struct DeviceLine {
+  std::vector<int32_t> devices;
+  MemoryClasses needed;
+  int64_t has = 0;  // 0: any amount
+  int64_t lacks() const { return has > 0 ? needed.total() - has : INT64_MIN; }
+};
+
+std::vector<DeviceLine> device_lines(const Plan& plan, const Entry& entry) {
+  std::vector<std::optional<MemoryClasses>> of_program(entry.programs.size());
+  std::map<std::string, DeviceLine> lines;
+  for (const DeviceRow& row : entry.rows) {
+    std::optional<MemoryClasses>& m = of_program[static_cast<size_t>(row.program)];
+    if (!m) m = memory_of(plan, entry, static_cast<size_t>(row.program)).device;
+    const DeviceSpec& device = plan.devices[static_cast<size_t>(row.device)];
+    std::string key = fmt::format("{} {} {}", name_of(device.kind), device.type, device.memory_bytes);
+    for (const Column& column : kColumns) key += " " + text(column.bytes(*m));
+    DeviceLine& line = lines.try_emplace(std::move(key), DeviceLine{{}, *m, device.memory_bytes}).first->second;
+    line.devices.push_back(row.device);
+    if (m->total() > line.needed.total()) line.needed = *m;
+  }
+  std::vector<DeviceLine> out;
+  for (auto& [key, line] : lines) out.push_back(std::move(line));
+  std::ranges::stable_sort(out, [](const DeviceLine& a, const DeviceLine& b) {
+    return std::pair(-std::max<int64_t>(a.lacks(), 0), a.devices[0]) <
+           std::pair(-std::max<int64_t>(b.lacks(), 0), b.devices[0]);
+  });
+  return out;
+}
+
+// "0-7,... (128) null-32GB".
+std::string devices_name(const Plan& plan, const std::vector<int32_t>& devices, size_t most) {
+  const auto name = [&](size_t runs) {
+    std::string out = devices_text(devices, runs);
+    constexpr std::string_view kTogether = " together)";
+    if (out.ends_with(kTogether)) out.replace(out.size() - kTogether.size(), kTogether.size(), ")");
+    return out + " " + to_string(plan.devices[static_cast<size_t>(devices[0])]);
+  };
+  std::string out = name(2);
+  if (out.size() > most) out = name(1);
+  return cut_off(std::move(out), most);
+}
+
+std::string device_table(const Plan& plan, const Entry& entry) {
+  constexpr size_t kLines = 5, kName = 32;
+  const std::vector<DeviceLine> lines = device_lines(plan, entry);
+  std::vector<const Column*> columns;  // buffers and copies only where there are some
+  for (const Column& column : kColumns)
+    if (columns.size() < 4 ||
+        std::ranges::any_of(lines, [&](const DeviceLine& l) { return column.bytes(l.needed) > 0; }))
+      columns.push_back(&column);
+  std::string out = fmt::format("  {:<{}}", "devices", kName);
+  for (const Column* column : columns) out += fmt::format("{:>{}}", column->name, column->wide);
+  out += fmt::format("{:>10}{:>9}{:>10}\n", "needed", "there", "lacks");
+  for (size_t k = 0; k < lines.size() && k < kLines; ++k) {
+    const DeviceLine& line = lines[k];
+    out += fmt::format("  {:<{}}", devices_name(plan, line.devices, kName), kName);
+    for (const Column* column : columns) out += fmt::format("{:>{}}", text(column->bytes(line.needed)), column->wide);
+    out += fmt::format("{:>10}{:>9}{:>10}\n", text(line.needed.total()), line.has > 0 ? text(line.has) : "any",
+                       line.lacks() > 0 ? text(line.lacks()) : "-");
+  }
+  if (lines.size() > kLines) {
+    size_t more = 0, lacking = 0;
+    for (size_t k = kLines; k < lines.size(); ++k)
+      more += lines[k].devices.size(), lacking += lines[k].lacks() > 0 ? lines[k].devices.size() : 0;
+    out += fmt::format("  and {} more devices, {}\n", more,
+                       lacking == 0 ? "which lack nothing" : fmt::format("of which {} lack less", lacking));
+  }
+  return out;
+}
+
+// ---- the tensors that matter most -------------------------------------------------------------------------------
+std::string tensor_lines(const Plan& plan, const Entry& entry, int32_t device) {
+  constexpr size_t kLines = 5;
+  constexpr double kSmall = 0.01;  // of all that is held: not worth a line
+  const HeldTensors held = held_tensors(plan, entry, device);
+  double all = 0;
+  for (const Held& h : held.list) all += static_cast<double>(h.bytes);
+  std::string out = cut_off(fmt::format("Of {} on device {} at its fullest{}:", bytes_text(all), device,
+                                        held.when.empty() ? "" : ", " + held.when),
+                            kWide) +
+                    "\n";
+  for (size_t k = 0; k < held.list.size() && k < kLines; ++k) {
+    const Held& h = held.list[k];
+    if (k > 0 && static_cast<double>(h.bytes) < kSmall * all) break;
+    std::string line = fmt::format("  {:>9} {:<12} ", text(h.bytes), h.kind);
+    if (h.count > 1) line += fmt::format("{} x ", h.count);
+    line += fmt::format("{} {} {}", cut_off(h.name, 50), name_of(h.dtype), to_string(h.dims));
+    if (!h.state.empty()) line += fmt::format(" ({})", brief(h.state, 20));
+    if (h.versions > 1) line += fmt::format(" x {} micro-batches", h.versions);
+    if (!h.made_by.empty()) line += fmt::format(", by {}", h.made_by);
+    out += cut_off(line, kWide) + "\n";
+  }
+  return out;
+}
+
+// ---- what makes it fit ------------------------------------------------------------------------------------------
+std::string remedy_line(const Remedy& r) {
+  std::string figures = text(r.bytes);
+  if (r.missing > 0) figures += fmt::format(", lacks {}", text(r.missing));
+  if (r.seconds > 0) figures += fmt::format(", {} a step", seconds_text(r.seconds));
+  // What is to be pasted stays whole.
+  constexpr size_t kFlags = 64;
+  return r.flags.size() <= kFlags ? fmt::format("  {:<{}}  {}\n", r.flags, kFlags, figures)
+                                  : fmt::format("  {}\n  {:{}}  {}\n", r.flags, "", kFlags, figures);
+}
+
+std::string remedy_lines(const Shortage& s, const Remedies& r) {
+  std::string out;
+  const std::string now =
+      r.seconds > 0 ? fmt::format(" (this plan would take {} a step)", seconds_text(r.seconds)) : "";
+  if (!r.fit.empty()) {
+    out += fmt::format("What makes it fit, fastest first{}:\n", now);
+    for (const Remedy& each : r.fit) out += remedy_line(each);
+  } else {
+    out += fmt::format("No change of recompute, ZeRO, offload and micro-batches{} makes it fit.{}\n",
+                       r.out_of_time ? " that was looked at" : "", r.nearest ? " Least memory:" : "");
+    if (r.nearest) out += remedy_line(*r.nearest);
+    if (r.automatic) out += "With another strategy, as auto finds it:\n" + remedy_line(*r.automatic);
+    if (!r.automatic_lost.empty()) out += cut_off(r.automatic_lost, kWide) + "\n";
+  }
+  if (r.batch > 0)
+    out +=
+        fmt::format("As it is, {} of {} samples fits.\n", s.batch > 0 ? "a batch" : "the model with a batch", r.batch);
+  if (s.batch > 0) out += "Batches of the plan's own size fit.\n";
+  if (r.fit.empty() && !r.automatic)
+    out +=
+        "What else makes it less: fewer samples, a smaller model, more or larger devices, a strategy over more of "
+        "them.\n";
+  return out;
 }
 
 }  // namespace
@@ -117,42 +210,20 @@ Shortage shortage_of(const Plan& plan) {
   return most;
 }
 
-std::vector<Remedy> remedies_of(const Plan& plan) {
-  const PlanOptions& now = plan.options;
-  std::vector<Remedy> out;
-  const auto with = [&](std::string text, const auto& set) {
-    PlanOptions options = now;
-    set(options);
-    out.push_back({std::move(text), std::move(options)});
-  };
-  const bool trains = std::ranges::any_of(plan.entries, [](const Entry& e) { return e.name == "train"; });
-  if (trains && now.stage_recompute.empty()) {
-    if (now.recompute == Recompute::kNone)
-      with("recompute 'selective'", [](PlanOptions& o) { o.recompute = Recompute::kSelective; });
-    if (now.recompute != Recompute::kFull)
-      with("recompute 'full'", [](PlanOptions& o) { o.recompute = Recompute::kFull; });
-  }
-  if (trains && most_replicas(plan.meshes) > 1)
-    for (int level = now.zero + 1; level <= 3; ++level)
-      with(fmt::format("ZeRO level {}", level), [&](PlanOptions& o) { o.zero = level; });
-  for (const OffloadClass each : {kOffloadState, kOffloadGradients, kOffloadParameters, kOffloadActivations})
-    if (!(now.offload & each) && (trains || each == kOffloadParameters))
-      with(fmt::format("offload '{}'", offload_text(each)), [&](PlanOptions& o) { o.offload |= each; });
-  return out;
-}
-
-Error does_not_fit(const Plan& plan, const Shortage& s, std::vector<Tried> tried) {
-  const MemoryClasses& m = s.needed;
-  const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+Error does_not_fit(const Plan& plan, const Entry& entry, const Shortage& s, const Remedies& remedies) {
+  const Watch::None in_any_case;
+  constexpr size_t kStrategy = 90;
   const DeviceSpec& device = plan.devices[static_cast<size_t>(s.device)];
   // Fewer samples may be cut into unlike micro-batches, and take more.
   const std::string other = s.batch > 0 ? fmt::format(" fits, but a batch of {} samples in its place", s.batch) : "";
-  return error(
-      Code::kResourceExhausted,
-      "the plan '{}'{} does not fit: device {} ({}) would need {}, {} more than it has ({}; entry '{}'){}. What "
-      "makes it less: {}",
-      plan.strategy, other, s.device, to_string(device), text(m.total()), text(s.bytes), classes_text(m), s.entry,
-      others_that_lack(plan, s), fmt::join(advice(plan, s, std::move(tried)), ", "));
+  std::string why = remedy_lines(s, remedies);
+  while (why.ends_with('\n')) why.pop_back();
+  return error(Code::kResourceExhausted,
+               "the plan{} does not fit: device {} ({}) would need {}, {} more than it has\n"
+               "of '{}', entry '{}':\n{}{}{}",
+               other, s.device, to_string(device), text(s.needed.total()), text(s.bytes),
+               brief(plan.strategy, kStrategy), s.entry, device_table(plan, entry), tensor_lines(plan, entry, s.device),
+               why);
 }
 
 }  // namespace whale

@@ -1,4 +1,5 @@
-// Does a plan fit its devices, of which some say how much memory they have (DeviceSpec::memory_bytes)?
+// Does a plan fit its devices, of which some say how much memory they have (DeviceSpec::memory_bytes)? What is said
+// where it does not.
 #pragma once
 
 #include <optional>
@@ -22,20 +23,27 @@ struct Shortage {
 Shortage shortage_of(const Plan& plan);
 Shortage shortage_of(const Plan& plan, const Entry& entry);  // that the plan may have, for another batch
 
-// One option changed that is not in use yet and may take less memory.
+// A change by which a plan fits, or comes nearer.
 struct Remedy {
-  std::string text;
-  PlanOptions options;
-};
-std::vector<Remedy> remedies_of(const Plan& plan);
-
-// With a remedy: bytes that are missing then, at most; none: not tried.
-struct Tried {
-  std::string remedy;
-  std::optional<int64_t> missing = {};
+  std::string flags;    // of the command line, instead of those that were given: "--zero 3 --recompute full"
+  int64_t bytes = 0;    // of the fullest device, by a plan where it fits
+  int64_t missing = 0;  // of the device that lacks most; 0: it fits
+  double seconds = 0;   // of a step, by the estimate; 0: not known
 };
 
-// By how much, on which device, of what, and what makes it less; of what was tried, all that do.
-Error does_not_fit(const Plan& plan, const Shortage& shortage, std::vector<Tried> tried);
+// What was found for a plan that does not fit.
+struct Remedies {
+  double seconds = 0;                    // of a step of the plan itself, by the estimate; 0: not known
+  std::vector<Remedy> fit;               // these were planned, and fit; fastest first
+  std::optional<Remedy> nearest = {};    // where none does, what comes nearest
+  int64_t batch = 0;                     // the largest batch looked at that fits with nothing else changed; 0: none
+  std::optional<Remedy> automatic = {};  // where none fits: the best strategy of all that do
+  std::string automatic_lost = {};       // why there is none; empty: not looked for
+  bool out_of_time = false;              // there was more to look at
+};
+
+// By how much, on which devices, of what; the tensors that take most there; what makes it fit. `entry`: of the plan, or
+// one for another batch. Some 20 lines of at most 110 characters.
+Error does_not_fit(const Plan& plan, const Entry& entry, const Shortage& shortage, const Remedies& remedies);
 
 }  // namespace whale

@@ -115,8 +115,7 @@ TEST_CASE("a smaller batch that does not fit says that the plan's own does") {
   const Plan plan = plan_of(m, fmt::format("null-{}B:2", most(8)), strategy);
   const std::string text = message_of([&] { compile_entry(plan, "train", 7); });
   CHECK(has(text, "fits, but a batch of 7 samples in its place does not fit: device "));
-  CHECK(has(text, "batches of the plan's own size alone"));
-  CHECK(!has(text, "a smaller batch"));
+  CHECK(has(text, "Batches of the plan's own size fit."));
 }
 
 TEST_CASE("micro-batches of one sample are not advised to be more") {
@@ -130,11 +129,14 @@ TEST_CASE("micro-batches of one sample are not advised to be more") {
        {Case{2, "pipeline(2, micro_batches=4)", true}, Case{2, "pipeline(2, micro_batches=8)", false},
         Case{4, "replica(2) > pipeline(2, micro_batches=4)", false}}) {
     CAPTURE(strategy);
+    const int64_t needed = most_needed(plan_of(m, fmt::format("null:{}", devices), strategy));
     const std::string text =
-        message_of([&, d = devices, s = strategy] { plan_of(m, fmt::format("null-100000B:{}", d), s); });
+        message_of([&, d = devices, s = strategy] { plan_of(m, fmt::format("null-{}B:{}", needed * 8 / 10, d), s); });
     CAPTURE(text);
     REQUIRE(has(text, "does not fit: device "));
-    CHECK(has(text, "a smaller batch, or more micro-batches of it") == more);
+    REQUIRE(has(text, "What makes it fit"));
+    CHECK(has(text, "micro_batches=8)' ") == more);
+    CHECK(!has(text, "micro_batches=16"));
   }
 }
 
@@ -176,35 +178,10 @@ TEST_CASE("where nothing fits, it is said by how much, on which device, and what
   };
   const std::string devices = "null-1GB:1,null-900KB:1", text = failure(devices);
   CAPTURE(text);
-  for (const char* part : {"device 1 (null-900KB)", "more than it has", "parameters", "optimizer state", "activations",
-                           "What makes it less: ", "ZeRO level", "offload"})
+  for (const char* part : {"device 1 (null-900KB)", "more than it has", "parameters", "state", "activations", "lacks",
+                           "1 null-900KB", "0 null-1GB", "in the backward pass of ", "h*.up.w f32 [64, 256] (m,v)"})
     CHECK(has(text, part));
   CHECK(failure("null-1GB:2") == "fits");
-  // What is said of each remedy is so.
-  int said = 0;
-  const auto check = [&](const std::string& remedy, const PlanOptions& options) {
-    CAPTURE(remedy);
-    const bool fits = failure(devices, options) == "fits";
-    const bool said_fits = has(text, remedy + " (fits)"), said_lacks = has(text, remedy + " (lacks ");
-    if (said_fits || said_lacks) CHECK(fits == said_fits);
-    said += said_fits || said_lacks;
-  };
-  for (int level = 1; level <= 3; ++level) {
-    PlanOptions options;
-    options.zero = level;
-    check(fmt::format("ZeRO level {}", level), options);
-  }
-  for (const OffloadClass each : {kOffloadState, kOffloadGradients, kOffloadParameters, kOffloadActivations}) {
-    PlanOptions options;
-    options.offload = each;
-    check(fmt::format("offload '{}'", offload_text(each)), options);
-  }
-  for (const Recompute each : {Recompute::kSelective, Recompute::kFull}) {
-    PlanOptions options;
-    options.recompute = each;
-    check(each == Recompute::kFull ? "recompute 'full'" : "recompute 'selective'", options);
-  }
-  CHECK(said >= 3);
 }
 
 TEST_CASE("what is said to be needed is the least of all prices of memory, also where variables alone are too large") {

@@ -1,0 +1,120 @@
+"""A plan that does not fit: the message says what is needed where, by which tensors, and every change that it prints
+makes the plan fit when it is given in the same words."""
+import os
+import pathlib
+import shlex
+import subprocess
+
+import pytest
+
+import whale as wh
+
+WHALE = os.environ.get("WHALE", str(pathlib.Path(__file__).resolve().parents[2] / "build" / "tools" / "whale" / "whale"))
+MODELS = {
+    "gpt": ["gpt"],
+    "moe": ["moe-gpt", "--layers", "2"],
+    "conv": ["resnet", "--batch", "32"],
+    "gpt3": ["gpt3-175b"],
+}
+
+
+def plan(*arguments):
+    return subprocess.run([WHALE, "plan", *map(str, arguments)], capture_output=True, text=True)
+
+
+def remedies(message):
+    """The changes that are said to make it fit, as they are printed."""
+    out, on = [], False
+    for line in message.splitlines():
+        if not line.startswith("  "):
+            on = line.startswith(("What makes it fit", "With another strategy"))
+        elif on and line.startswith("  --"):
+            out.append(line[2:].split("  ")[0])
+    return out
+
+
+def instead(arguments, change):
+    """The arguments with the flags of the change in their place."""
+    given, words = list(arguments), shlex.split(change)
+    for flag, value in zip(words[::2], words[1::2]):
+        assert flag.startswith("--")
+        if flag in given:
+            given[given.index(flag) + 1] = value
+        else:
+            given += [flag, value]
+    return given
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    for name, arguments in MODELS.items():
+        subprocess.run([WHALE, "model", *arguments, "-o", folder / f"{name}.whale"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("name,devices,strategy,fewest", [
+    ("gpt", "null-40MB:4", "replica", 2),
+    ("gpt", "null-20MB:8", "replica(2) > pipeline(2, micro_batches=4) > split(2)", 2),
+    ("gpt", "null-8MB:4", "replica", 1),  # by another strategy
+    ("gpt", "null-40MB:2,null-20MB:2", "replica", 1),
+    ("gpt", "null-20MB:1", "replica", 1),
+    ("moe", "null-30MB:4", "replica; experts: split(4, factor=experts)", 1),
+    ("conv", "null-5MB:4", "replica", 1),
+    ("gpt3", "null-32GB:1024", "replica(16) > pipeline(8, micro_batches=96) > split(8)", 1),
+    ("gpt3", "null-80GB:64", "replica(8) > split(8)", 1),
+])
+def test_what_is_printed_fits(models, name, devices, strategy, fewest):
+    arguments = ["--devices", devices, "--strategy", strategy]
+    refused = plan(models / f"{name}.whale", *arguments)
+    assert refused.returncode == 2, refused.stdout[-300:]
+    message = refused.stderr.rstrip("\n")
+    assert "does not fit: device " in message and " pass of " in message
+    assert len(message.splitlines()) <= 25
+    assert all(len(line) <= 120 for line in message.splitlines() if not line.startswith("  --")), message
+    changes = remedies(message)
+    assert len(changes) >= fewest, message
+    for change in changes:
+        done = plan(models / f"{name}.whale", *instead(arguments, change))
+        assert done.returncode == 0, f"{change}: {done.stderr}\n{message}"
+
+
+def test_tensors_are_merged(models):
+    message = plan(models / "gpt.whale", "--devices", "null-40MB:4", "--strategy", "replica").stderr
+    assert "8 x block*.mlp.down.weight f32 [1024, 256] (m,v)" in message
+    assert "4 x block*.mlp.gelu f32 [4, 128, 1024], by gelu" in message
+
+
+def test_other_batches(models):
+    arguments = ["--devices", "null-80MB:4", "--strategy", "replica", "--eval-batches", "512"]
+    message = plan(models / "gpt.whale", *arguments).stderr
+    assert "the plan fits, but a batch of 512 samples in its place does not fit" in message
+    assert remedies(message)
+    for change in remedies(message):
+        done = plan(models / "gpt.whale", *instead(arguments, change))
+        assert done.returncode == 0, f"{change}: {done.stderr}"
+
+
+def test_python_raises_the_same():
+    graph = wh.Graph("m")
+    with graph:
+        x, y = wh.input("x", (64, 64)), wh.input("y", (64,), wh.int32)
+        with wh.replica():
+            h = x
+            for _ in range(3):
+                h = wh.ops.relu(wh.nn.linear(h, 256))
+            loss = wh.nn.cross_entropy(wh.nn.linear(h, 10), y)
+        graph.minimize(loss, wh.AdamW(1e-3))
+    with pytest.raises(wh.ResourceExhausted) as raised:
+        wh.plan(graph, devices="null-1500KB:4")
+    message = str(raised.value)
+    assert "does not fit: device 0" in message and "linear_*.weight f32 [256, 256]" in message
+    names = {"--zero": ("zero", int), "--recompute": ("recompute", str), "--offload": ("offload", str),
+             "--accumulation": ("accumulation", int)}
+    assert remedies(message)
+    for change in remedies(message):
+        words = shlex.split(change)
+        options = {names[flag][0]: names[flag][1](value) for flag, value in zip(words[::2], words[1::2])}
+        if "offload" in options:
+            options["offload"] = options["offload"].split(",")
+        wh.plan(graph, devices="null-1500KB:4", **options)
