@@ -73,16 +73,18 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
   return plan;
 }
 
-// Or the same with a deeper warm-up, where links are slow.
-Plan with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                        Plan plan) {
-  std::optional<Deepened> deeper = deepened(graph, options, plan, [&](const Graph& g, const CompileOptions& with) {
-    return make_plan(g, devices, with, plan.memory_price, true);
-  });
-  if (!deeper) return plan;
-  deeper->plan.model_hash = plan.model_hash;
-  deeper->plan.notes.push_back(std::move(deeper->why));
-  return std::move(deeper->plan);
+// Or a faster pipeline, where links are slow or devices unlike.
+Plan with_faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                          Plan plan) {
+  const double price = plan.memory_price;
+  std::optional<Faster> faster = faster_pipeline(
+      graph, devices, options, plan,
+      [&](const Graph& g, const CompileOptions& with) { return make_plan(g, devices, with, price, true); },
+      [&](const Graph& g, const CompileOptions& with) { return plan_of_step(g, devices, with, price); });
+  if (!faster) return plan;
+  faster->plan.model_hash = plan.model_hash;
+  faster->plan.notes.push_back(std::move(faster->why));
+  return std::move(faster->plan);
 }
 
 // Of plans that do not fit, the one that lacks least.
@@ -161,7 +163,7 @@ std::optional<Plan> plan_in_other_order(const Graph& graph, const std::vector<De
 std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                  const CompileOptions& options, Nearest& nearest, bool with_warmups) {
   if (std::optional<Plan> plan = plan_at_prices(graph, devices, options, nearest))
-    return with_warmups ? with_deeper_warmup(graph, devices, options, std::move(*plan)) : std::move(*plan);
+    return with_warmups ? with_faster_pipeline(graph, devices, options, std::move(*plan)) : std::move(*plan);
   if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return plan;
   return plan_in_other_order(graph, devices, options, nearest);
 }

@@ -35,14 +35,16 @@ struct DeeperWarmup {
 std::optional<DeeperWarmup> deeper_warmup(const Plan& plan);
 bool knows_devices(const std::vector<DeviceSpec>& devices, const Profile& profile);
 
-// The plan with such a warm-up, as deep as there is room for, where the simulator finds it faster by what that is
-// worth; `make` makes plans as `plan` was made.
-struct Deepened {
+// A plan that is faster by the simulator than one with the usual warm-up and stages of even work: with a deeper warm-up
+// that has room, or stages cut by the pipeline's clock (task/refine_cuts.h), or both. `make` makes plans as `plan` was
+// made, `step` such as are walked only (plan_of_step).
+struct Faster {
   Plan plan;
   std::string why;  // for a note
 };
 using MakePlan = std::function<Plan(const Graph&, const CompileOptions&)>;
-std::optional<Deepened> deepened(const Graph& graph, const CompileOptions& options, const Plan& plan,
-                                 const MakePlan& make);
+std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                      const CompileOptions& options, const Plan& plan, const MakePlan& make,
+                                      const MakePlan& step);
 
 }  // namespace whale

@@ -134,10 +134,11 @@ bool Judge::simulate(Judged& j) const {
     return walk(j, *other);
   }
   options.rooms = j.candidate.rooms, options.stages = j.candidate.stages;
-  std::optional<Deepened> deeper = deepened(graph_, options, plan, [&](const Graph& g, const CompileOptions& with) {
+  const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
     return plan_of_step(g, mine, with, plan.memory_price);
-  });
-  return walk(j, deeper ? deeper->plan : plan);
+  };
+  std::optional<Faster> faster = faster_pipeline(graph_, mine, options, plan, step, step);
+  return walk(j, faster ? faster->plan : plan);
 }
 
 void Judge::set_seconds(Judged& j, double seconds) const {

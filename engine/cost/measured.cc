@@ -7,6 +7,7 @@
 #include "base/philox.h"
 #include "base/text.h"
 #include "cluster/device_types.h"
+#include "cost/cost.h"
 
 namespace whale {
 namespace {
@@ -281,6 +282,14 @@ std::string MeasuredProfile::kinds() const {
 
 bool MeasuredProfile::of_ops() const {
   return std::ranges::any_of(devices, [](const auto& device) { return !device->ops.empty(); });
+}
+
+double seconds_in_parts(const OpView& op, const DeviceRates& rates, double parts) {
+  const OpCost cost = cost_of(op);
+  if (rates.measured != nullptr)
+    if (const auto times = rates.measured->of(shape_of(op, cost), rates.flops_per_second, rates.bytes_per_second))
+      return parts * times->at(1 / parts);
+  return parts * op_seconds(cost, rates.curve != nullptr ? product_of(op, cost) : std::nullopt, rates, 1 / parts);
 }
 
 }  // namespace whale

@@ -114,4 +114,7 @@ Json json_of(const MeasuredProfile& profile);
 // alone.
 std::shared_ptr<MeasuredProfile> measured_of(const Json& json);
 
+// Of an op whose rows are done in so many equal parts, one after the other: as measured, else by the rates.
+double seconds_in_parts(const OpView& op, const DeviceRates& rates, double parts);
+
 }  // namespace whale

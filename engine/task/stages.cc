@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "base/watch.h"
+#include "cost/measured.h"
 #include "ops/op.h"
+#include "task/refine_cuts.h"
 
 namespace whale {
 namespace {
@@ -65,6 +67,23 @@ StageKinds kinds_of(const std::vector<DeviceRates>& rates, size_t stages) {
   return out;
 }
 
+// Of its gradients: of products and the like two for one, of what passes over memory one, of what has none nothing;
+// and what each micro-batch adds to sums of parameters' gradients.
+double backward_seconds(const Graph& graph, const Op& op, const OpView& view, const std::vector<char>& moves,
+                        double seconds, const DeviceRates& rates, double parts) {
+  constexpr double kDense = 4;  // FLOPs of a byte
+  const bool has = !op.outputs.empty() && op.outputs[0] != kNone && moves[static_cast<size_t>(op.outputs[0])] == 1 &&
+                   is_float(graph.tensor(op.outputs[0]).dtype) && !has_flag(op.code, kNoGradient);
+  if (!has) return 0;
+  const OpCost cost = cost_of(view);
+  double out = (cost.flops > kDense * cost.bytes ? 2 : 1) * seconds;
+  if (graph.training.accumulation > 1 || parts > 1)
+    for (const TensorId id : op.inputs)
+      if (id != kNone && graph.tensor(id).kind == TensorKind::kVariable)
+        out += parts * op_seconds({.flops = 0, .bytes = 3 * whole_bytes(graph.tensor(id))}, rates);
+  return out;
+}
+
 // How full the fullest device of a stage is with ops [begin, end).
 class Fullness {
  public:
@@ -109,14 +128,15 @@ std::vector<StageBytes> bytes_of_stages(const Graph& graph, const std::vector<in
 
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
                                 int64_t virtual_stages, const CostModel& cost, bool keep_groups,
-                                const std::vector<DeviceRates>& rates, const StageRooms& rooms) {
+                                const std::vector<DeviceRates>& rates, const StageRooms& rooms, double parts,
+                                const std::optional<StageClock>& clock) {
   const size_t n = ops.size();
   // Messages of one micro-batch travel beside the work on others, where devices are known to have engines for it.
   const bool beside = !rates.empty() && cost.beside;
   const StageKinds kinds =
       kinds_of(rates.empty() ? std::vector<DeviceRates>{cost.device} : rates, static_cast<size_t>(stages));
   // Seconds of the ops before, by kind of stage; `until`: by the fastest device for each op.
-  std::vector<std::vector<double>> by_kind(kinds.rates.size(), std::vector<double>(n + 1));
+  std::vector<std::vector<double>> by_kind(kinds.rates.size(), std::vector<double>(n + 1)), backward = by_kind;
   std::vector<double> until(n + 1);
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
   const std::vector<char> moves = moving(graph);
@@ -125,8 +145,10 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     const OpView view = view_of(graph, op);
     double least = std::numeric_limits<double>::infinity();
     for (size_t r = 0; r < kinds.rates.size(); ++r) {
-      const double seconds = op_seconds(view, kinds.rates[r]);
+      const double seconds = seconds_in_parts(view, kinds.rates[r], parts);
       by_kind[r][k + 1] = by_kind[r][k] + seconds;
+      if (clock)
+        backward[r][k + 1] = backward[r][k] + backward_seconds(graph, op, view, moves, seconds, kinds.rates[r], parts);
       least = std::min(least, seconds);
     }
     until[k + 1] = until[k] + least;
@@ -242,13 +264,43 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     const double fullest = best(kNever, full_of, nothing, slowest_of);
     best(fullest * kAsGood, full_of, nothing, squares_of);
   }
-  std::vector<int32_t> out(n);
-  size_t end = ends - 1;
-  for (size_t s = wanted; s > 0; --s) {
-    const size_t begin = from[end][s];
-    for (size_t k = places[begin].at; k < places[end].at; ++k) out[k] = static_cast<int32_t>(s) - 1;
-    end = begin;
+  std::vector<size_t> begins(wanted);
+  for (size_t s = wanted, end = ends - 1; s > 0; --s) begins[s - 1] = end = from[end][s];
+  if (clock && rooms.empty()) {
+    const double per_sender = clock->senders * clock->micro_batches;
+    const auto message = [&](size_t k, size_t s) {
+      return link_seconds(places[k].crossing / per_sender, 1, clock->borders[s].link);
+    };
+    const PipelineOfCuts pipeline{
+        .places = ends - 1,
+        .micro_batches = clock->micro_batches,
+        .warmups = clock->warmups,
+        .times =
+            [&](size_t j, size_t k, size_t s) {
+              const std::vector<double>&ahead = by_kind[kinds.of_stage[s]], &back = backward[kinds.of_stage[s]];
+              StageTimes out{.forward = (ahead[places[k].at] - ahead[places[j].at]) / parts,
+                             .backward = (back[places[k].at] - back[places[j].at]) / parts,
+                             .weight = 0};
+              if (s + 1 < wanted) out.forward += clock->borders[s].forward.takes * message(k, s);
+              if (s > 0) out.backward += clock->borders[s - 1].backward.takes * message(j, s - 1);
+              return out;
+            },
+        .sends =
+            [&](size_t k, size_t s) {
+              const double seconds = message(k, s);
+              return LinkTimes{clock->borders[s].forward.longer * seconds, clock->borders[s].backward.longer * seconds};
+            }};
+    // Two starts: by the work of small micro-batches, and of the whole batch.
+    const std::vector<int32_t> whole = cut_stages(graph, ops, stages, virtual_stages, cost, keep_groups, rates);
+    std::vector<size_t> start{0};
+    for (size_t k = 1; k + 1 < ends; ++k)
+      if (whole[places[k].at] != whole[places[k].at - 1]) start.push_back(k);
+    if (seconds_of_cuts(pipeline, begins) < kWorthOtherCuts * seconds_of_cuts(pipeline, start)) start = begins;
+    begins = refined_cuts(pipeline, std::move(start));
   }
+  std::vector<int32_t> out(n);
+  for (size_t s = 0; s < wanted; ++s)
+    for (size_t k = places[begins[s]].at; k < n; ++k) out[k] = static_cast<int32_t>(s);
   return out;
 }
 

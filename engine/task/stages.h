@@ -1,6 +1,7 @@
 // Cutting a model into the stages of a pipeline where no `stage` is written.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "cost/cost.h"
@@ -28,7 +29,26 @@ using StageRooms = std::vector<std::vector<StageRoom>>;  // of each stage's devi
 // What is known of where the stages of a model are cut.
 struct StageLimits {
   StageRooms rooms = {};  // of all stages of the model; empty: memory is not looked at
+  bool by_clock = false;  // cuts are made better by the clock of the pipeline, where its devices are known
   Ints begins = {};  // ops at which stages begin that are not written (TaskGraphs::stage_begins); empty: to be found
+};
+
+// From a stage to the next one. While a device sends it computes more slowly (cost/interference.h): a second of sending
+// takes so much of its work, and itself as much longer.
+struct StageBorder {
+  LinkRates link;
+  struct Sender {
+    double takes = 0, longer = 1;
+  };
+  Sender forward = {}, backward = {};  // the device before it; behind it
+};
+
+// Of a pipeline that runs 1F1B over devices that are known.
+struct StageClock {
+  int micro_batches = 1;
+  std::vector<std::vector<int>> warmups = {};  // which it may have
+  double senders = 1;                          // of a stage, over all pipelines side by side
+  std::vector<StageBorder> borders = {};
 };
 
 // For every op of `ops` (in order) the number of its stage, 0 .. stages - 1, never decreasing along the data: runs of
@@ -37,8 +57,11 @@ struct StageLimits {
 // it, which may be fused. Throws when there are too few ops; `virtual_stages`: stages of a device, for that message.
 // `rates`: of the slowest device of each stage; empty: all are as the cost model has them. `rooms`: of each stage,
 // whose devices must have room for it; where no cut leaves room for all, the fullest device is as full as it must be.
+// `parts`: in which the batch goes through them, micro-batches and devices of a stage: small ones take longer in sum.
+// `clock`: what the cut is made better by at last (refine_cuts.h), where rooms are not looked at.
 std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops, int64_t stages,
                                 int64_t virtual_stages, const CostModel& cost, bool keep_groups = false,
-                                const std::vector<DeviceRates>& rates = {}, const StageRooms& rooms = {});
+                                const std::vector<DeviceRates>& rates = {}, const StageRooms& rooms = {},
+                                double parts = 1, const std::optional<StageClock>& clock = {});
 
 }  // namespace whale

@@ -6,7 +6,10 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "cluster/device_types.h"
+#include "cost/interference.h"
 #include "schedule/schedule.h"
+#include "schedule/warmup.h"
 #include "task/stages.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
@@ -90,9 +93,31 @@ std::string empty_stages(const Graph& graph) {
 
 namespace {
 
-// Of stages of equal numbers of devices, one after the other in each pipeline; empty: all are alike, or not so.
-std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices, int64_t count,
-                                         int64_t virtual_stages, const CostModel& cost) {
+StageBorder::Sender sender_of(const DeviceSpec& device, bool leaves) {
+  double compute = 1, link = 1;  // done of each in a second of both
+  if (const DeviceType* type = device.type.empty() ? nullptr : find_device_type(device.type); type && type->is_gpu()) {
+    const auto rates = progress_rates({true, true, false, false}, interference_of(type->sheet.name).constants,
+                                      leaves || type->host_linked());
+    compute = rates[0], link = rates[1];
+  } else if (!traits(device.kind).overlaps) {
+    compute = link = 0.5;
+  }
+  return {(1 - compute) / link, 1 / link};
+}
+
+StageBorder border_of(const DeviceSpec& from, const DeviceSpec& to, int64_t beside, const CostModel& cost) {
+  const bool leaves = from.node != to.node;
+  return {cost.between(from, to, beside), sender_of(from, leaves), sender_of(to, leaves)};
+}
+
+// What is known of the devices of stages of equal numbers of devices, one after the other in each pipeline; nothing:
+// all are alike, or not so.
+struct StageDevices {
+  std::vector<DeviceRates> rates = {};    // of the slowest of each
+  std::vector<StageBorder> borders = {};  // of the slowest links
+};
+StageDevices devices_of_stages(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices, int64_t count,
+                               int64_t virtual_stages, const CostModel& cost) {
   bool complete = true;
   const int64_t pipelines = product(leaf.nest, 0, leaf.outer(), complete);
   const int64_t there = std::ssize(devices) / std::max<int64_t>(1, pipelines * count);
@@ -101,16 +126,52 @@ std::vector<DeviceRates> rates_of_stages(const TaskLeaf& leaf, const std::vector
     return {};
   if (!complete || virtual_stages > 1 || there * pipelines * count != std::ssize(devices)) return {};
   const std::vector<int32_t> order = likely_order(leaf, devices);
-  std::vector<DeviceRates> out;
+  const auto device = [&](int64_t s, int64_t p, int64_t k) -> const DeviceSpec& {
+    return devices[static_cast<size_t>(order[static_cast<size_t>((p * count + s) * there + k)])];
+  };
+  StageDevices out;
   for (int64_t s = 0; s < count; ++s)
-    for (int64_t p = 0; p < pipelines; ++p)
+    for (int64_t p = 0; p < pipelines; ++p) {
+      int64_t beside = 0;
+      for (int64_t k = 0; k < there; ++k) beside += device(s, p, k).node == device(s, p, 0).node ? 1 : 0;
       for (int64_t k = 0; k < there; ++k) {
-        const auto device = static_cast<size_t>(order[static_cast<size_t>((p * count + s) * there + k)]);
-        const DeviceRates mine = cost.rates_of(devices[device]);
-        if (std::ssize(out) == s) out.push_back(mine);
-        out.back() = slower(out.back(), mine);
+        const DeviceRates mine = cost.rates_of(device(s, p, k));
+        if (std::ssize(out.rates) == s) out.rates.push_back(mine);
+        out.rates.back() = slower(out.rates.back(), mine);
+        if (s + 1 == count) continue;
+        const StageBorder border = border_of(device(s, p, k), device(s + 1, p, k), beside, cost);
+        if (std::ssize(out.borders) == s) out.borders.push_back(border);
+        if (link_seconds(1, 0, border.link) > link_seconds(1, 0, out.borders.back().link)) out.borders.back() = border;
       }
+    }
   return out;
+}
+
+// Where the schedule is one that the clock walks.
+std::optional<StageClock> clock_of(const Scope& pipeline, StageDevices known, int64_t devices, int64_t count,
+                                   int64_t micro_batches) {
+  if (known.rates.empty() || count < 2 || micro_batches < 2) return std::nullopt;
+  const ScheduleText schedule = read_schedule(pipeline.schedule);
+  if (!schedule.name.empty() && schedule.name != "1f1b") return std::nullopt;
+  StageClock out{.micro_batches = static_cast<int>(micro_batches),
+                 .senders = static_cast<double>(devices) / static_cast<double>(count),
+                 .borders = std::move(known.borders)};
+  out.warmups = {usual_warmup(static_cast<int>(count), out.micro_batches)};
+  std::vector<int>& usual = out.warmups[0];
+  for (size_t s = 0; s < schedule.warmup.size() && s < usual.size(); ++s)
+    usual[s] = static_cast<int>(std::min(schedule.warmup[s], micro_batches));
+  if (!schedule.warmup.empty()) return out;
+  std::vector<int> deeper = usual;  // as a plan may have it (compile/deeper_warmup.h)
+  for (size_t s = 0; s < deeper.size(); ++s)
+    deeper[s] = std::min(out.micro_batches, usual[s] + static_cast<int>(deeper.size() - 1 - s));
+  if (deeper != usual) out.warmups.push_back(std::move(deeper));
+  return out;
+}
+
+// In how many the batch goes through a stage.
+double parts_of(int64_t devices, int64_t count, int64_t micro_batches) {
+  const auto batch = static_cast<double>(std::max<int64_t>(1, micro_batches));
+  return batch * std::max(1.0, static_cast<double>(devices) / static_cast<double>(std::max<int64_t>(1, count)));
 }
 
 // The stages of these ops where they begin at `begins`, of which the first ones are taken.
@@ -147,6 +208,8 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
       part.written.try_emplace(leaf.ids[leaf.stage], static_cast<int32_t>(part.written.size()));
   }
   const int64_t virtual_stages = pipeline.scope.virtual_stages / std::ssize(parts);
+  const int64_t micro_batches =
+      pipeline.scope.micro_batches > 0 ? pipeline.scope.micro_batches : graph.training.accumulation;
   int64_t count = pipeline.scope.count;
   for (const Part& part : parts) {
     const int64_t there = std::ssize(part.written);
@@ -170,9 +233,12 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
     if (part.written.empty()) {
       if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
       try {
-        const auto rates = rates_of_stages(*part.leaf, devices, count, virtual_stages, cost);
+        const StageDevices known = devices_of_stages(*part.leaf, devices, count, virtual_stages, cost);
+        const auto clock =
+            limits.by_clock ? clock_of(pipeline.scope, known, std::ssize(devices), count, micro_batches) : std::nullopt;
+        const double pieces = clock ? parts_of(std::ssize(devices), count, micro_batches) : 1;
         const auto cut_by = [&](const StageRooms& rooms) {
-          return cut_stages(graph, part.ops, own, virtual_stages, cost, exact, rates, rooms);
+          return cut_stages(graph, part.ops, own, virtual_stages, cost, exact, known.rates, rooms, pieces, clock);
         };
         cut = limits.begins.empty() ? cut_by({}) : stages_from(begins, part.ops, own);
         if (limits.begins.empty() && std::ssize(limits.rooms) == stages) {
