@@ -571,9 +571,8 @@ typedef struct whale_plan_options {
   const int64_t *eval_batches;    /* of evaluations, of any size */
   size_t eval_batch_count;
   whale_str profile;              /* JSON: figures of the machine by name, or what whale_engine_probe_json, whale_engine_profile_json or
-                                     whale_engine_profile_import_json gave, or "file:PATH", which messages name;
-                                     empty: those of devices that nobody has measured. A plan
-                                     keeps them */
+                                     whale_engine_profile_import_json gave, or file:PATH of such a file, which messages then name; empty:
+                                     those of devices that nobody has measured. A plan keeps them */
   int32_t objective;              /* whale_objective of strategy "auto" */
   double most_price;              /* of a step that "auto" may choose, in the currency of the devices' prices; 0: any */
   double least_throughput;        /* samples a second that "auto" may choose; 0: any */
