@@ -174,36 +174,35 @@ std::optional<Faster> deepened(const Graph& graph, const CompileOptions& options
     if (shortage_of(deeper).bytes > 0) continue;
     const auto after = times_of(deeper, deeper.entries[0], kMostSteps);
     if (!after || after->seconds > (1 - kWorthDeeper) * before->seconds) break;
-    return Faster{std::move(deeper), fmt::format("{}. A step takes {} instead of {}.", found->why,
-                                                 seconds_text(after->seconds), seconds_text(before->seconds))};
+    return Faster{std::move(deeper),
+                  fmt::format("{}. A step takes {} instead of {}.", found->why, seconds_text(after->seconds),
+                              seconds_text(before->seconds)),
+                  std::move(*with)};
   }
   return std::nullopt;
 }
 
-// Where stages begin by the clock, if that is elsewhere.
+}  // namespace
+
 Ints begins_by_clock(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                     const Plan& plan) {
-  if (plan.meshes.size() < 2 || plan.micro_batches < 2 || plan.entries.empty() || !options.stages.begins.empty() ||
-      !options.stages.rooms.empty() || !knows_devices(devices, options.profile))
+                     double memory_price, const Ints& usual) {
+  if (usual.empty() || !options.stages.begins.empty() || !options.stages.rooms.empty() ||
+      !knows_devices(devices, options.profile))
     return {};
-  const auto begins = [&](bool by_clock) {
-    CompileOptions with = options;
-    with.stages.by_clock = by_clock, with.dump = {};
-    return prepare(graph, devices, with, plan.memory_price).scoped.tasks.stage_begins;
-  };
-  const Ints usual = begins(false);
-  Ints out = usual.empty() ? Ints{} : begins(true);
+  CompileOptions with = options;
+  with.stages.by_clock = true, with.dump = {};
+  Ints out = prepare(graph, devices, with, memory_price).scoped.tasks.stage_begins;
   return out == usual ? Ints{} : out;
 }
-
-}  // namespace
 
 std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                       const CompileOptions& options, const Plan& plan, const MakePlan& make,
                                       const MakePlan& step) {
   std::optional<Faster> deeper = deepened(graph, options, plan, make);
   CompileOptions cut = options;
-  cut.stages.begins = begins_by_clock(graph, devices, options, plan);
+  if (plan.meshes.size() > 1 && plan.micro_batches > 1 && !plan.entries.empty())
+    cut.stages.begins = begins_by_clock(graph, devices, options, plan.memory_price,
+                                        prepare(graph, devices, options, plan.memory_price).scoped.tasks.stage_begins);
   if (cut.stages.begins.empty()) return deeper;
   cut.dump = {};
   const Plan& best = deeper ? deeper->plan : plan;
@@ -222,8 +221,8 @@ std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<Devi
   const std::string why =
       fmt::format("Stages are cut by how the pipeline goes, not for even work: a step takes {} instead of {}.",
                   seconds_text(after->seconds), seconds_text(before->seconds));
-  if (both) return Faster{std::move(both->plan), fmt::format("{} {}", why, both->why)};
-  return Faster{std::move(made), why};
+  if (both) return Faster{std::move(both->plan), fmt::format("{} {}", why, both->why), std::move(both->made_of)};
+  return Faster{std::move(made), why, {graph, cut}};
 }
 
 }  // namespace whale

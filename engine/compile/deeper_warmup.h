@@ -41,10 +41,14 @@ bool knows_devices(const std::vector<DeviceSpec>& devices, const Profile& profil
 struct Faster {
   Plan plan;
   std::string why;  // for a note
+  WithWarmup made_of;
 };
 using MakePlan = std::function<Plan(const Graph&, const CompileOptions&)>;
 std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                       const CompileOptions& options, const Plan& plan, const MakePlan& make,
                                       const MakePlan& step);
+// Where stages begin by the clock, if that is elsewhere than at `usual`.
+Ints begins_by_clock(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                     double memory_price, const Ints& usual);
 
 }  // namespace whale

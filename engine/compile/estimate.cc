@@ -161,20 +161,22 @@ bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices
   return false;
 }
 
-// The estimate with the warm-up that a plan would have, where that is deeper than the usual one.
-std::optional<Estimate> with_deeper_warmup(const Graph& graph, const std::vector<DeviceSpec>& devices,
+// The estimate of the faster pipeline that a plan would be, where there may be one.
+std::optional<Estimate> of_faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                            const CompileOptions& options, double memory_price) {
-  if (!knows_devices(devices, options.profile) || !with_warmup(graph, options, {})) return std::nullopt;
+  if (!knows_devices(devices, options.profile)) return std::nullopt;
   const Prepared p = prepare(graph, devices, options, memory_price);
-  if (p.scoped.tasks.stages() < 2 || p.micro_batches < 2 || !links_may_be_slow(p, devices)) return std::nullopt;
-  Lowered usual = lowered(p, p.scoped, Detail::kFigures, devices, options, memory_price);
-  place_arenas(usual.plan);
-  for (std::optional<DeeperWarmup> found = deeper_warmup(usual.plan); found && found->is_deeper(); found->halve()) {
-    const std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
-    Estimate deeper = estimate_at(with->graph, devices, with->options, memory_price);
-    if (missing_bytes(deeper, devices) == 0) return deeper;
-  }
-  return std::nullopt;
+  if (p.scoped.tasks.stages() < 2 || p.micro_batches < 2) return std::nullopt;
+  if (!links_may_be_slow(p, devices) &&
+      begins_by_clock(graph, devices, options, memory_price, p.scoped.tasks.stage_begins).empty())
+    return std::nullopt;
+  const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
+    return plan_of_step(g, devices, with, memory_price);
+  };
+  const std::optional<Faster> faster = faster_pipeline(graph, devices, options, step(graph, options), step, step);
+  if (!faster) return std::nullopt;
+  Estimate out = estimate_at(faster->made_of.graph, devices, faster->made_of.options, memory_price);
+  return missing_bytes(out, devices) == 0 ? std::optional(std::move(out)) : std::nullopt;
 }
 
 }  // namespace
@@ -227,7 +229,7 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
       const int64_t missing = missing_bytes(mine, devices);
       if (k == 0 || missing < missing_bytes(out, devices)) out = mine, price = price_of(options, k);
       if (missing > 0) continue;
-      return with_deeper_warmup(graph, devices, options, price_of(options, k)).value_or(std::move(out));
+      return of_faster_pipeline(graph, devices, options, price_of(options, k)).value_or(std::move(out));
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
     return other.missing < missing_bytes(out, devices) ? other.estimate : out;
