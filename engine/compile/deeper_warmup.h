@@ -1,7 +1,6 @@
 // Warm-ups of 1F1B that nobody has written, where links are slow (schedule/warmup.h).
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,21 +33,5 @@ struct DeeperWarmup {
 };
 std::optional<DeeperWarmup> deeper_warmup(const Plan& plan);
 bool knows_devices(const std::vector<DeviceSpec>& devices, const Profile& profile);
-
-// A plan that is faster by the simulator than one with the usual warm-up and stages of even work: with a deeper warm-up
-// that has room, or stages cut by the pipeline's clock (task/refine_cuts.h), or both. `make` makes plans as `plan` was
-// made, `step` such as are walked only (plan_of_step).
-struct Faster {
-  Plan plan;
-  std::string why;  // for a note
-  WithWarmup made_of;
-};
-using MakePlan = std::function<Plan(const Graph&, const CompileOptions&)>;
-std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
-                                      const CompileOptions& options, const Plan& plan, const MakePlan& make,
-                                      const MakePlan& step);
-// Where stages begin by the clock, if that is elsewhere than at `usual`.
-Ints begins_by_clock(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                     double memory_price, const Ints& usual);
 
 }  // namespace whale

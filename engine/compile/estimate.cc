@@ -9,7 +9,7 @@
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
 #include "compile/checks.h"
-#include "compile/deeper_warmup.h"
+#include "compile/faster_pipeline.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
 #include "lower/storage.h"

@@ -4,8 +4,8 @@
 
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
-#include "compile/deeper_warmup.h"
 #include "compile/estimate.h"
+#include "compile/faster_pipeline.h"
 #include "compile/remedies.h"
 #include "report/fit.h"
 #include "simulate/simulate.h"
