@@ -89,8 +89,8 @@ def test_a_damaged_shard_is_named(files, tmp_path):
 
 
 def test_ranks_refuse_what_they_cannot_do(files, tmp_path):
-    assert "rank 1 of 2 has none of the plan's 1 devices" in whale("run", files / "mlp.whale", "--ranks", 2, code=2)
-    assert "plan for at least a device a rank" in whale("verify", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 3, code=2)
+    assert "rank 1 of 2 has none of the plan's 1 device: launch at most 1 rank" in whale("run", files / "mlp.whale", "--ranks", 2, code=2)
+    assert "or plan for at least 3 devices, one for each rank" in whale("verify", files / "mlp.whale", "--devices", "cpu:2", "--ranks", 3, code=2)
     for wrong in (0, -1, 1.5, "two", 5000):
         assert "--ranks" in whale("run", files / "mlp.whale", f"--ranks={wrong}", code=2)
     assert not any(tmp_path.iterdir())

@@ -122,7 +122,7 @@ def test_a_world_says_whose_devices_are_whose():
     assert [world.devices(plan) for world in worlds] == [[0, 1], [2]]
     assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
     assert repr(worlds[1]) == "<whale.World: rank 1 of 2>"
-    with pytest.raises(wh.InvalidArgument, match="rank 1 of 2 has none of the plan's 1 devices"):
+    with pytest.raises(wh.InvalidArgument, match="rank 1 of 2 has none of the plan's 1 device: launch at most 1 rank"):
         worlds[0].devices(wh.plan(graph(), devices="ref:1"))
     for wrong in (0, -1, 2.5, True, "2", 5000):
         with pytest.raises((wh.InvalidArgument, TypeError), match="ranks"):
