@@ -107,7 +107,7 @@ void read_figures(const Place& at, DeviceSpec& d) {
   if (const auto bytes = at.find("bytes_per_second")) d.figures.bytes_per_second = rate(*bytes);
   if (const auto start = at.find("seconds_per_op")) d.figures.seconds_per_op = start->figure(0, 1);
   if (const auto host = at.find("host")) d.figures.host = link(*host);
-  if (const auto price = at.find("price_per_hour")) d.figures.price_per_hour = price->figure(0, 1e9);
+  if (const auto price = at.find("price_per_hour")) d.figures.price_per_hour = price->figure(1e-9, 1e9);
   if (const auto memory = at.find("memory_bytes"))
     d.memory_bytes = static_cast<int64_t>(memory->figure(kLeastMemory, static_cast<double>(kMostDeviceMemory)));
 }

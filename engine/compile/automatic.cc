@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "base/side_by_side.h"
 #include "base/text.h"
@@ -28,9 +29,9 @@ void check_prices(const std::vector<DeviceSpec>& devices, const SearchOptions& a
     if (!(devices[d].figures.price_per_hour > 0)) without.insert(names[d]);
   if (without.empty()) return;
   throw invalid(
-      "strategy auto is to go by the price of a step, and {} of this cluster no price: {}; give price_per_hour in a "
+      "strategy auto is to go by the price of a step, and this cluster has no price of {}; give price_per_hour in a "
       "cluster file (docs/clusters.md), or device types that have one",
-      without.size() == 1 ? "a device type has" : "device types have", fmt::join(without, ", "));
+      fmt::join(without, ", "));
 }
 
 // How far counts are off from what is estimated, for shapes of one form.
@@ -118,6 +119,7 @@ class Search {
     }
     // What is likely to be best first; the time runs out on the others.
     std::ranges::stable_sort(shapes_, {}, [&](const Shape& s) { return worth_of(s, s.rank); });
+    if (asked_.front) each_set_first();
     looked_at_.resize(shapes_.size());
     estimate({});
     rank(out_, judge_);
@@ -140,6 +142,18 @@ class Search {
   double elapsed() const { return thread_seconds() - began_ + elsewhere_; }
   double worth_of(const Shape& s, double seconds) const {
     return asked_.objective == Objective::kPrice ? seconds * s.set->price_hour : seconds;
+  }
+
+  // The likeliest of each set of devices, cheap ones first, before the next likeliest of each: time may run out.
+  void each_set_first() {
+    std::map<const DeviceSet*, size_t> seen;
+    std::vector<std::tuple<size_t, double, size_t>> order;  // its turn, the price of an hour, where it is
+    for (size_t k = 0; k < shapes_.size(); ++k)
+      order.emplace_back(seen[shapes_[k].set]++, shapes_[k].set->price_hour, k);
+    std::ranges::stable_sort(order, {}, [](const auto& o) { return std::pair(std::get<0>(o), std::get<1>(o)); });
+    std::vector<Shape> shapes;
+    for (const auto& [turn, price, k] : order) shapes.push_back(std::move(shapes_[k]));
+    shapes_ = std::move(shapes);
   }
 
   // Judged side by side: what is found does not depend on how many threads there are for it.
@@ -314,7 +328,7 @@ Error nearest_does_not_fit(const Graph& graph, const std::vector<DeviceSpec>& al
     if (near.candidate.strategy.empty()) with.strategy.clear();
     if (near.candidate.accumulation > 0) with.accumulation = near.candidate.accumulation;
     with.rooms = near.candidate.rooms, with.stages = near.candidate.stages, with.dump = {}, with.verify_passes = false;
-    with.search.present.clear();
+    with.search = {};
     const std::vector<DeviceSpec> mine = chosen_of(all, near.candidate.devices);
     const Plan plan = plan_of_step(graph, mine, with, with.memory_price);
     const Shortage shortage = shortage_of(plan);
@@ -341,7 +355,11 @@ Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& device
   const Found found = search(graph, devices, options);
   if (!found.fits()) {
     if (found.list.empty())
-      throw invalid("strategy auto: no strategy cuts this model for {} device(s)", devices.size());
+      throw found.not_tried > 0
+          ? error(Code::kResourceExhausted,
+                  "strategy auto: there was no time for any of {} strategies; give it more than {} search_seconds",
+                  found.not_tried, options.search.seconds)
+          : invalid("strategy auto: no strategy cuts this model for {} device(s)", devices.size());
     const Judged& near = found.list.front();
     if (near.missing > 0) throw nearest_does_not_fit(graph, devices, options, found);
     throw error(Code::kResourceExhausted, "strategy auto: none of {} strategies will do; nearest is {}: {}",
@@ -350,7 +368,7 @@ Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& device
   const Candidate& best = found.winner().candidate;
   CompileOptions with = options;
   static_cast<PlanOptions&>(with) = best.options;
-  with.strategy = best.strategy, with.search.present.clear();
+  with.strategy = best.strategy, with.search = {};
   with.rooms = best.rooms, with.stages = best.stages;
   if (best.accumulation > 0) with.accumulation = best.accumulation;
   Plan plan = compile(graph, chosen_of(devices, best.devices), with);

@@ -122,6 +122,12 @@ void check_options(const CompileOptions& options) {
         "`present` out",
         brief(options.search.present),
         options.strategy.empty() ? "no strategy" : fmt::format("strategy '{}'", brief(options.strategy)));
+  const SearchOptions& search = options.search;
+  if (search.objective != Objective::kThroughput || std::isfinite(search.most_price) || search.least_throughput > 0)
+    throw invalid(
+        "an objective, a budget or a least throughput is given beside {}: only a search goes by them; ask for strategy "
+        "auto, or leave them out",
+        options.strategy.empty() ? "no strategy" : fmt::format("strategy '{}'", brief(options.strategy)));
   check_zero(options);
   check_forms(options);
 }

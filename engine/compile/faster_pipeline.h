@@ -22,8 +22,9 @@ using MakePlan = std::function<Plan(const Graph&, const CompileOptions&)>;
 std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                       const CompileOptions& options, const Plan& plan, const MakePlan& make,
                                       const MakePlan& step);
-// Where stages begin by the clock, if that is elsewhere than at `usual`.
-Ints begins_by_clock(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                     double memory_price, const Ints& usual);
+// Where stages begin by the clock, as far as that is elsewhere than at `usual`: with the usual warm-up, and a deeper
+// one.
+std::vector<Ints> begins_by_clock(const Graph& graph, const std::vector<DeviceSpec>& devices,
+                                  const CompileOptions& options, double memory_price, const Ints& usual);
 
 }  // namespace whale

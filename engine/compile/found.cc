@@ -28,8 +28,9 @@ std::string options_text(const Judged& j) {
 
 void rank(Found& found, const Judge& judge) {
   const auto key = [&](const Judged& j) {
-    return std::tuple(!judge.is_allowed(j), !(j.seconds > 0 && j.missing == 0), j.missing, judge.worth(j),
-                      j.seconds + j.price);
+    const bool allowed = judge.is_allowed(j);
+    return std::tuple(!allowed, !(j.seconds > 0 && j.missing == 0), j.missing, allowed ? 0 : judge.times_over(j),
+                      judge.worth(j), j.seconds + j.price);
   };
   std::ranges::stable_sort(found.list, [&](const Judged& a, const Judged& b) { return key(a) < key(b); });
 }
@@ -37,14 +38,16 @@ void rank(Found& found, const Judge& judge) {
 void say_why(Found& found, const Judge& judge, const SearchOptions& asked) {
   const Judged* winner = found.list.empty() || !judge.is_allowed(found.list[0]) ? nullptr : &found.list[0];
   for (Judged& j : found.list) {
+    j.allowed = judge.is_allowed(j);
     if (&j == winner || !j.lost.empty()) continue;
     if (j.missing > 0)
       j.lost = fmt::format("does not fit: {}{} are missing", j.at_least ? "at least " : "",
                            bytes_text(static_cast<double>(j.missing)));
     else if (j.price > asked.most_price)
-      j.lost = fmt::format("over the budget: {:.4g} a step", j.price);
+      j.lost = fmt::format("over the budget: {:.4g} a step, at most {:.4g} was asked for", j.price, asked.most_price);
     else if (judge.is_too_slow(j))
-      j.lost = "below the throughput that was asked for";
+      j.lost = fmt::format("too slow: {:.5g} samples a second, at least {:.5g} were asked for",
+                           static_cast<double>(found.batch) / j.seconds, asked.least_throughput);
     else if (winner != nullptr && asked.objective == Objective::kPrice && winner->price > 0)
       j.lost = fmt::format("{:.2f} times the price", j.price / winner->price);
     else if (winner != nullptr && winner->seconds > 0)
@@ -115,7 +118,7 @@ Json found_json(const Found& found, const std::vector<DeviceSpec>& devices) {
 std::vector<Judged> pareto_front(const Found& found) {
   std::vector<Judged> out;
   for (const Judged& j : found.list)
-    if (j.seconds > 0 && j.missing == 0) out.push_back(j);
+    if (j.allowed) out.push_back(j);
   std::ranges::stable_sort(out, [](const Judged& a, const Judged& b) {
     return std::pair(a.price, a.seconds) < std::pair(b.price, b.seconds);
   });

@@ -29,6 +29,7 @@ struct Judged {
   bool at_least = false;   // bytes and missing: nobody planned that far
   int64_t missing = 0;     // bytes, on the device that lacks most; 0: it fits
   double price = 0;        // of a step, where devices have prices; 0: they have none
+  bool allowed = false;    // within what was asked for
   std::string lost;        // why it is not the winner; empty: it is
 };
 
@@ -50,7 +51,7 @@ std::string whole_text(const Judged& judged);  // the strategy with its options 
 std::string found_text(const Found& found, const std::vector<DeviceSpec>& devices);
 Json json_of(const Judged& judged, const std::vector<DeviceSpec>& devices);
 Json found_json(const Found& found, const std::vector<DeviceSpec>& devices);
-// Of those that fit: no other is as fast and as cheap. By rising price.
+// Of those that fit and are within what was asked for: no other is as fast and as cheap. By rising price.
 std::vector<Judged> pareto_front(const Found& found);
 
 }  // namespace whale

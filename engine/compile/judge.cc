@@ -1,6 +1,7 @@
 #include "compile/judge.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
@@ -22,7 +23,7 @@ bool are_limited(const std::vector<DeviceSpec>& devices) {
 CompileOptions Judge::options_of(const Candidate& c) const {
   CompileOptions out = options_;
   static_cast<PlanOptions&>(out) = c.options;
-  out.strategy = c.strategy, out.search.present.clear();
+  out.strategy = c.strategy, out.search = {};
   if (c.accumulation > 0) out.accumulation = c.accumulation;
   out.verify_passes = false, out.dump = {};
   return out;
@@ -150,6 +151,13 @@ void Judge::set_seconds(Judged& j, double seconds) const {
 
 bool Judge::is_too_slow(const Judged& j) const {
   return static_cast<double>(counts_.batch) < options_.search.least_throughput * j.seconds;
+}
+
+double Judge::times_over(const Judged& j) const {
+  const SearchOptions& asked = options_.search;
+  double out = 1;
+  if (std::isfinite(asked.most_price) && asked.most_price > 0) out = std::max(out, j.price / asked.most_price);
+  return std::max(out, asked.least_throughput * j.seconds / static_cast<double>(counts_.batch));
 }
 
 bool Judge::is_allowed(const Judged& j) const {

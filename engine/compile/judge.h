@@ -33,6 +33,8 @@ class Judge {
   // Seconds of a step are set; price follows.
   void set_seconds(Judged& judged, double seconds) const;
   bool is_too_slow(const Judged& judged) const;
+  // How many times what was allowed it takes, of the budget or of the time; at least 1.
+  double times_over(const Judged& judged) const;
 
  private:
   Plan plan_of(const Candidate& candidate, const std::vector<DeviceSpec>& mine) const;

@@ -69,7 +69,7 @@ class Remedying {
         trains_(shortage.entry == "train"),
         strategy_(asked.strategy.empty() ? graph.default_strategy : asked.strategy) {
     asked_.rooms = {}, asked_.stages = {}, asked_.dump = {}, asked_.verify_passes = false;
-    asked_.search.present.clear();
+    asked_.search = {};
     // What is estimated is of the entry that lacks.
     const bool other = shortage.batch > 0 && shortage.batch != batch_of(graph);
     Graph batched = other ? rebatch(graph, shortage.batch) : graph;

@@ -1,6 +1,7 @@
 // Cutting a model into the stages of a pipeline where no `stage` is written.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -26,10 +27,14 @@ struct StageRoom {
 };
 using StageRooms = std::vector<std::vector<StageRoom>>;  // of each stage's devices, those that say how much they have
 
+// kWork: so that the slowest stage is fastest. The others: made better by the clock of the pipeline, where its devices
+// are known, with the usual warm-up or with the better one of that and a deeper one.
+enum class CutsBy : uint8_t { kWork, kClock, kDeeperClock };
+
 // What is known of where the stages of a model are cut.
 struct StageLimits {
   StageRooms rooms = {};  // of all stages of the model; empty: memory is not looked at
-  bool by_clock = false;  // cuts are made better by the clock of the pipeline, where its devices are known
+  CutsBy cuts = CutsBy::kWork;
   Ints begins = {};  // ops at which stages begin that are not written (TaskGraphs::stage_begins); empty: to be found
 };
 

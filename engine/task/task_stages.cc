@@ -149,7 +149,7 @@ StageDevices devices_of_stages(const TaskLeaf& leaf, const std::vector<DeviceSpe
 
 // Where the schedule is one that the clock walks.
 std::optional<StageClock> clock_of(const Scope& pipeline, StageDevices known, int64_t devices, int64_t count,
-                                   int64_t micro_batches) {
+                                   int64_t micro_batches, CutsBy cuts) {
   if (known.rates.empty() || count < 2 || micro_batches < 2) return std::nullopt;
   const ScheduleText schedule = read_schedule(pipeline.schedule);
   if (!schedule.name.empty() && schedule.name != "1f1b") return std::nullopt;
@@ -160,7 +160,7 @@ std::optional<StageClock> clock_of(const Scope& pipeline, StageDevices known, in
   std::vector<int>& usual = out.warmups[0];
   for (size_t s = 0; s < schedule.warmup.size() && s < usual.size(); ++s)
     usual[s] = static_cast<int>(std::min(schedule.warmup[s], micro_batches));
-  if (!schedule.warmup.empty()) return out;
+  if (!schedule.warmup.empty() || cuts == CutsBy::kClock) return out;
   std::vector<int> deeper = usual;  // as a plan may have it (compile/deeper_warmup.h)
   for (size_t s = 0; s < deeper.size(); ++s)
     deeper[s] = std::min(out.micro_batches, usual[s] + static_cast<int>(deeper.size() - 1 - s));
@@ -234,8 +234,9 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
       if (own > (1 << 16)) refuse(*part.leaf, "wants too many stages");
       try {
         const StageDevices known = devices_of_stages(*part.leaf, devices, count, virtual_stages, cost);
-        const auto clock =
-            limits.by_clock ? clock_of(pipeline.scope, known, std::ssize(devices), count, micro_batches) : std::nullopt;
+        const auto clock = limits.cuts == CutsBy::kWork ? std::nullopt
+                                                        : clock_of(pipeline.scope, known, std::ssize(devices), count,
+                                                                   micro_batches, limits.cuts);
         const double pieces = clock ? parts_of(std::ssize(devices), count, micro_batches) : 1;
         const auto cut_by = [&](const StageRooms& rooms) {
           return cut_stages(graph, part.ops, own, virtual_stages, cost, exact, known.rates, rooms, pieces, clock);

@@ -153,6 +153,22 @@ def test_idle_devices_are_named_whatever_is_asked_for(model):
     assert any("stay idle: " in note for note in notes)
 
 
+def test_bounds_that_cannot_be_met_are_told_with_what_comes_nearest(model):
+    every = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json"))["candidates"]
+    least = min(row["price"] for row in every if row["missing_bytes"] == 0)
+    told = whale("plan", model, "--devices", MIXED, "--strategy", "auto", "--budget", f"{least / 2}", code=2)
+    assert "over the budget: " in told and f"at most {least / 2:.4g} was asked for" in told
+    nearest = float(told.split("over the budget: ")[1].split()[0])
+    assert nearest == pytest.approx(least, rel=0.02)
+    told = whale("plan", model, "--devices", MIXED, "--strategy", "auto", "--min-throughput", "1e9", code=2)
+    assert "samples a second, at least 1e+09 were asked for" in told
+    front = whale("plan", model, "--devices", MIXED, "--pareto", "--budget", f"{least / 2}")
+    assert " on " not in front and "within what was asked for" in front
+    for only in (("--budget", "1"), ("--objective", "price"), ("--min-throughput", "1")):
+        assert "only a search goes by them" in whale("plan", model, "--devices", MIXED, "--strategy", "replica", *only, code=2)
+    assert "there was no time for any of" in whale("plan", model, "--devices", MIXED, "--strategy", "auto", "--search-seconds", "1e-9", code=2)
+
+
 def test_a_strategy_that_nobody_wrote(model):
     found = json.loads(whale("plan", model, "--devices", MIXED, "--candidates", "--json"))
     best = found["candidates"][0]

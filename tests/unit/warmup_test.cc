@@ -242,7 +242,11 @@ TEST_CASE("a plan's warm-up is deeper where links are slow, and faster by its ow
     usual.insert(usual.find(')'), has(usual, "(3") ? ", warmup=[3,2,1]" : ", warmup=[2,1]");
     CHECK(simulated(plan) < (1 - kWorthDeeper) * simulated(compile(graph, devices, with(usual))));
     Plan again = compile(graph, devices, with(plan.strategy));
-    CHECK(print(again.entries[0].programs[0]) == print(plan.entries[0].programs[0]));
+    // Depths are in the text, cuts by the clock are not: they are found again with these depths.
+    const bool cut =
+        std::ranges::any_of(plan.notes, [](const std::string& n) { return has(n, "Stages are cut by how"); });
+    CHECK((cut || print(again.entries[0].programs[0]) == print(plan.entries[0].programs[0])));
+    CHECK(simulated(again) == doctest::Approx(simulated(plan)).epsilon(cut ? 0.05 : 1e-9));
     CHECK(again.model_hash == plan.model_hash);
     // Another batch is planned with the same depths, from a file too.
     const std::vector<uint8_t> bytes = serialize(plan);

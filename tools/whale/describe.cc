@@ -229,18 +229,31 @@ void add_ranks_option(CLI::App& command, SessionArguments& a) {
 }
 
 static void print_pareto(const std::string& candidates, bool json) {
-  const auto front = nlohmann::json::parse(candidates).at("pareto");
+  const auto found = nlohmann::json::parse(candidates);
+  const auto& front = found.at("pareto");
   if (json) {
     std::printf("%s\n", front.dump().c_str());
     return;
   }
+  bool walked = true, priced = true;
   std::printf("%12s%12s  %s\n", "a step, ms", "price", "strategy");
   for (const auto& row : front) {
     const std::string options = row.at("options");
-    std::printf("%12.2f%12.4g  %s%s%s on %s\n", row.at("seconds").get<double>() * 1e3, row.at("price").get<double>(),
+    const double price = row.at("price").get<double>();
+    const bool simulated = row.at("simulated").get<bool>();
+    walked &= simulated, priced &= price > 0;
+    char shown[32] = "-";
+    if (price > 0) std::snprintf(shown, sizeof shown, "%.4g", price);
+    std::printf("%12.2f%12s  %s%s%s on %s%s\n", row.at("seconds").get<double>() * 1e3, shown,
                 row.at("strategy").get<std::string>().c_str(), options.empty() ? "" : ", ", options.c_str(),
-                row.at("devices_text").get<std::string>().c_str());
+                row.at("devices_text").get<std::string>().c_str(), simulated ? "" : " *");
   }
+  if (front.empty()) std::printf("none of the plans that were looked at fits and is within what was asked for\n");
+  if (!walked) std::printf("* estimated: there was no time to walk them (--search-seconds), or they are too long\n");
+  if (!priced) std::printf("not all devices have a price: give price_per_hour in a cluster file\n");
+  if (const auto left = found.at("not_tried").get<int64_t>(); left > 0)
+    std::printf("%lld were not tried: by counts many times as bad, or there was no time\n",
+                static_cast<long long>(left));
 }
 
 void add_plan(CLI::App& app, int& exit_code) {
