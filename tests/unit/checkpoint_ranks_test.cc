@@ -286,7 +286,10 @@ TEST_CASE("a save that one rank refuses, cancels or does not make ends on all ra
       CHECK(says(*end, code, words));
     }
     CHECK(content(at + "/whale.json") == index);
-    CHECK(names_in(at).size() == 5);
+    // Where the other rank may still have been writing, the lock stays for the next save, which tidies.
+    std::vector<std::string> names = names_in(at);
+    std::erase(names, ".whale.saving");
+    CHECK(names.size() == 5);
   };
   said([&](size_t r) { r == 0 ? runner.session(r).save(at) : runner.session(r).load(at); }, Code::kFailedPrecondition,
        "runs something else");
@@ -304,4 +307,5 @@ TEST_CASE("a save that one rank refuses, cancels or does not make ends on all ra
   said([&](size_t r) { runner.session(r).save(r == 1 ? "" : at); }, Code::kInvalidArgument, "has no name");
   save(runner, 2, at);
   CHECK(content(at + "/whale.json") != index);
+  CHECK(names_in(at).size() == 5);
 }
