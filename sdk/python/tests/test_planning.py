@@ -50,7 +50,7 @@ def interrupted(monkeypatch):
     def spy(call, cancel):
         def work():
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.5)  # the main thread sees it meanwhile, also on a busy machine: planning itself takes less
+            time.sleep(1.5)  # the main thread sees it meanwhile, also on a busy machine: planning itself takes less
             try:
                 result = call()
                 ends.append("done")

@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_come_is_waited_for_as_long_as_said():
 import os, signal, time
 import whale as wh
 if os.environ["PMIX_RANK"] == "1":
-    time.sleep(4)
+    time.sleep(8)
     wh.world()
     os._exit(3)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -100,7 +100,7 @@ for seconds in (30, 1):
         wh.world(timeout=seconds)
     except (KeyboardInterrupt, wh.DeadlineExceeded) as error:
         print(type(error).__name__, error, flush=True)
-assert time.monotonic() - began < 3
+assert time.monotonic() - began < 6
 wh.world()  # goes on where the others gave up
 print("met", flush=True)
 time.sleep(10)
