@@ -1965,7 +1965,7 @@ static void test_worlds(void) {
   Rank fewer[2] = {{.plan = two, .world = worlds[0]}, {.plan = one, .world = worlds[1]}};
   run_ranks(fewer, 2);
   FAILS(fewer[0].opened, WHALE_FAILED_PRECONDITION, "rank 1 opens no session: rank 1 of 2 has none");
-  FAILS(fewer[1].opened, WHALE_INVALID_ARGUMENT, "has none of the plan's 1 devices");
+  FAILS(fewer[1].opened, WHALE_INVALID_ARGUMENT, "has none of the plan's 1 device: launch at most 1 rank");
   Rank again[2] = {{.plan = two, .world = worlds[0], .cancels = 1}, {.plan = two, .world = worlds[1], .cancels = 1}};
   run_ranks(again, 2);
   for (int r = 0; r < 2; ++r) {
