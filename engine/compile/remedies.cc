@@ -267,7 +267,7 @@ class Remedying {
       return key(a) < key(b);
     });
     // First what saves most: whether anything fits, and the least memory there is.
-    std::ranges::stable_partition(guesses, [&](const Guess& g) { return saves_all(g.change, singles); });
+    std::stable_partition(guesses.begin(), guesses.end(), [&](const Guess& g) { return saves_all(g.change, singles); });
     size_t estimates = 0;
     for (const Guess& guess : guesses) {
       if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
