@@ -33,11 +33,12 @@ double read(std::string_view text, const Unit (&units)[N], double least, double 
   throw invalid("device list: '{}' is no {}", brief(text, 40), what);
 }
 
-// In the unit of which there are so many, rounded where that is not what it reads as.
-std::string in_unit(double value, std::string_view unit, double factor, double (*read_back)(std::string_view)) {
-  const std::string exact = fmt::format("{:.6g}{}", value / factor, unit);
-  if (read_back(exact) == value) return exact;
-  return fmt::format("{:.4g}{}", value / factor, unit);
+// Text that reads as the value, exactly: in the unit of which there are so many, or in the base unit with all digits.
+std::string exact(double value, const Unit& unit, std::string_view base, double (*read_back)(std::string_view)) {
+  for (const std::string& text :
+       {fmt::format("{:.6g}{}", value / unit.factor, unit.name), fmt::format("{}{}", value / unit.factor, unit.name)})
+    if (read_back(text) == value) return text;
+  return fmt::format("{}{}", value, base);
 }
 
 double read_rate(std::string_view text) {
@@ -53,11 +54,8 @@ std::string text_of(const LinkRates& rates) {
   const double seconds = std::clamp(rates.latency_seconds, 0.0, kMostLatency);
   const std::string_view rate = bytes >= 1e6 ? "Gb/s" : bytes >= 1e4 ? "Mb/s" : "B/s";
   const std::string_view time = seconds >= 1e-2 ? "ms" : seconds >= 1e-7 || seconds == 0 ? "us" : "ns";
-  const auto factor = [](const auto& units, std::string_view name) {
-    return std::ranges::find(units, name, &Unit::name)->factor;
-  };
-  return in_unit(bytes, rate, factor(kRates, rate), read_rate) + "@" +
-         in_unit(seconds, time, factor(kTimes, time), read_latency);
+  return exact(bytes, *std::ranges::find(kRates, rate, &Unit::name), "B/s", read_rate) + "@" +
+         exact(seconds, *std::ranges::find(kTimes, time, &Unit::name), "s", read_latency);
 }
 
 }  // namespace
