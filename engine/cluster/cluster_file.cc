@@ -1,5 +1,6 @@
 #include "cluster/cluster_file.h"
 
+#include <charconv>
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -289,6 +290,13 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
   return out;
 }
 
+// To the four digits that a measurement has, so that the text of a device list, which is exact, stays short.
+double four_digits(double measured) {
+  const std::string text = fmt::format("{:.4g}", measured);
+  std::from_chars(text.data(), text.data() + text.size(), measured);
+  return measured;
+}
+
 // What a probe measured: devices of one node, or of a rank each. Links inside: the slowest gather.
 std::vector<DeviceSpec> of_probe(const Place& file) {
   std::vector<DeviceSpec> out;
@@ -303,7 +311,10 @@ std::vector<DeviceSpec> of_probe(const Place& file) {
     read_figures(at, one[0]);
     if (const auto node = at.find("node")) one[0].node = static_cast<int>(node->count(kMostDevices, 0));
     if (!out.empty() && one[0].node < out.back().node) at.bad("devices in the order of their nodes");
-    if (const auto gather = file.find("gather")) one[0].figures.inside = one[0].figures.network = link(*gather);
+    if (const auto gather = file.find("gather")) {
+      const auto [rate, latency] = link(*gather);
+      one[0].figures.inside = one[0].figures.network = {four_digits(rate), four_digits(latency)};
+    }
     check_number(1, out);
     out.push_back(std::move(one[0]));
   }

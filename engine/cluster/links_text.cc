@@ -14,13 +14,15 @@ namespace {
 constexpr double kUsualLatency = 10e-6;
 constexpr double kLeastRate = 1e3, kMostRate = 1e18;  // bytes/s: no link is beyond
 
+// Of the base unit, or parts of it: whole numbers, so that reading rounds once and 10us is 1e-5 s.
 struct Unit {
   std::string_view name;
-  double factor;
+  double times, parts = 1;
+  double of(double number) const { return number * times / parts; }
 };
 constexpr Unit kRates[] = {{"Gb/s", 1e9 / 8}, {"Mb/s", 1e6 / 8}, {"Tb/s", 1e12 / 8}, {"GB/s", 1e9},
                            {"MB/s", 1e6},     {"TB/s", 1e12},    {"B/s", 1}};
-constexpr Unit kTimes[] = {{"us", 1e-6}, {"ms", 1e-3}, {"ns", 1e-9}, {"s", 1}};
+constexpr Unit kTimes[] = {{"us", 1, 1e6}, {"ms", 1, 1e3}, {"ns", 1, 1e9}, {"s", 1}};
 
 template <size_t N>
 double read(std::string_view text, const Unit (&units)[N], double least, double most, const char* what) {
@@ -28,15 +30,14 @@ double read(std::string_view text, const Unit (&units)[N], double least, double 
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   for (const Unit& u : units)
-    if (error == std::errc{} && unit == u.name && value * u.factor >= least && value * u.factor <= most)
-      return value * u.factor;
+    if (error == std::errc{} && unit == u.name && u.of(value) >= least && u.of(value) <= most) return u.of(value);
   throw invalid("device list: '{}' is no {}", brief(text, 40), what);
 }
 
 // Text that reads as the value, exactly: in the unit of which there are so many, or in the base unit with all digits.
 std::string exact(double value, const Unit& unit, std::string_view base, double (*read_back)(std::string_view)) {
-  for (const std::string& text :
-       {fmt::format("{:.6g}{}", value / unit.factor, unit.name), fmt::format("{}{}", value / unit.factor, unit.name)})
+  const double number = value * unit.parts / unit.times;
+  for (const std::string& text : {fmt::format("{:.6g}{}", number, unit.name), fmt::format("{}{}", number, unit.name)})
     if (read_back(text) == value) return text;
   return fmt::format("{}{}", value, base);
 }
