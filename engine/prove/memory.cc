@@ -21,7 +21,7 @@ Held Memory::part(const Range& range, int64_t begin, int64_t from, int64_t bytes
   const auto region = range.value->region.run((from - begin) / size, bytes / size);
   if (!region) return nullptr;
   Value out = *range.value;
-  out.region = *region;
+  out.region = *region, out.before = nullptr;
   return std::make_shared<const Value>(std::move(out));
 }
 
@@ -66,6 +66,22 @@ std::vector<Memory::Part> Memory::parts(const Place& place) const {
     from = to;
   }
   return out;
+}
+
+Held Memory::whole(const Place& place) const {
+  const auto found = spaces_.find(place.space);
+  if (found == spaces_.end()) return nullptr;
+  const auto at = found->second.find(place.begin);
+  return at != found->second.end() && at->second.end == place.begin + place.bytes ? at->second.value : nullptr;
+}
+
+void Memory::replace(const Place& place, const std::function<Held(const Held&)>& now) {
+  const auto found = spaces_.find(place.space);
+  if (found == spaces_.end()) return;
+  auto at = found->second.upper_bound(place.begin);
+  if (at != found->second.begin()) --at;
+  for (; at != found->second.end() && at->first < place.begin + place.bytes; ++at)
+    if (at->second.end > place.begin) at->second.value = now(at->second.value);
 }
 
 Held Memory::read(const Place& place, DType dtype) const {

@@ -1,6 +1,7 @@
 // What each range of a device's memory holds. Ranges are bytes: what is written over is gone.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <unordered_map>
 
@@ -28,6 +29,10 @@ class Memory {
     Held value;
   };
   std::vector<Part> parts(const Place& place) const;
+  // What exactly these bytes hold, put there at once; null: none is.
+  Held whole(const Place& place) const;
+  // Replaces what lies there, range by range, where `now` says something else.
+  void replace(const Place& place, const std::function<Held(const Held&)>& now);
 
  private:
   struct Range {

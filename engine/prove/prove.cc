@@ -11,6 +11,7 @@ namespace {
 using proof::At;
 using proof::Reference;
 using proof::Stopped;
+using proof::Symmetry;
 using proof::Walk;
 
 std::string scope_of(const Plan& plan, ScopeId id) {
@@ -57,22 +58,34 @@ std::string statement(const Plan& plan, const Entry& entry, const std::set<std::
   return out;
 }
 
+void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry) {
+  Walk walk(plan, entry, reference, symmetry);
+  auto stopped = walk.run();
+  out.walked = walk.walked();
+  if (stopped) {
+    fill(out, plan, walk, reference, std::move(*stopped));
+  } else {
+    out.verdict = ProofVerdict::kProven;
+    out.what = statement(plan, entry, walk.exemptions());
+  }
+}
+
 }  // namespace
 
-EntryProof prove(const Plan& plan, const Entry& entry) {
+EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought) {
   EntryProof out;
   out.entry = entry.name, out.batch = entry.batch;
   try {
     Reference reference(plan, entry, proof::form_of(entry));
-    Walk walk(plan, entry, reference);
-    auto stopped = walk.run();
-    out.walked = walk.walked();
-    if (stopped) {
-      fill(out, plan, walk, reference, std::move(*stopped));
-    } else {
-      out.verdict = ProofVerdict::kProven;
-      out.what = statement(plan, entry, walk.exemptions());
+    const Symmetry symmetry(plan, entry, sought);
+    if (symmetry.found()) {
+      try {
+        walk_all(out, plan, entry, reference, symmetry);
+        return out;
+      } catch (const proof::Uneven&) {  // what was left out has to be walked
+      }
     }
+    walk_all(out, plan, entry, reference, Symmetry(plan, entry, Symmetry::Sought::kNo));
   } catch (const proof::Stop& stop) {
     out.verdict = stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
     out.what = out.construct = stop.what;

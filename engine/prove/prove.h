@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "prove/symmetry.h"
 
 namespace whale {
 
@@ -38,7 +39,7 @@ struct Proof {
 
 // The order (waits, reuse of memory, messages, collectives) is verify(plan)'s, which is asked first.
 Proof prove(const Plan& plan);
-EntryProof prove(const Plan& plan, const Entry& entry);
+EntryProof prove(const Plan& plan, const Entry& entry, proof::Symmetry::Sought sought = proof::Symmetry::Sought::kYes);
 
 std::string text(const Proof& proof);  // for a terminal
 std::string to_json(const Proof& proof);

@@ -70,6 +70,13 @@ void Terms::add_summand(TensorId tensor, TermBox box) {
   summands_.insert(at, {tensor, {std::move(box)}});
 }
 
+Terms Terms::of(std::vector<Summand> ascending) {
+  Terms out;
+  out.summands_ = std::move(ascending);
+  out.settle();
+  return out;
+}
+
 Terms Terms::none(TensorId tensor) {
   Terms out;
   out.summands_.push_back({tensor, {}});

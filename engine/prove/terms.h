@@ -37,6 +37,7 @@ struct Summand {
 class Terms {
  public:
   const std::vector<Summand>& summands() const { return summands_; }
+  static Terms of(std::vector<Summand> ascending);  // whole where each of them is
   bool whole() const { return summands_.empty(); }
   // A summand of its own with these terms, or all of them.
   void add_summand(TensorId tensor, TermBox box = {});

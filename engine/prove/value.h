@@ -18,6 +18,8 @@ struct Value {
   Terms terms = {};                                 // not whole: what it has of a sum
   Combine combine = Combine::kSum;                  // of terms that are not whole
   int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
+  // What the same instruction put there one micro-batch before, or before those that are left out.
+  std::shared_ptr<const Value> before = nullptr;
 };
 using Held = std::shared_ptr<const Value>;
 

@@ -45,12 +45,20 @@ bool hands_over(const DeviceRow& row, const PlanOutput& output) {
   return true;
 }
 
+bool has_gaps(const Runs& runs) {
+  for (int64_t u = 0; u < runs.size(); ++u)
+    if (runs.long_at(u)) return true;
+  return false;
+}
+
 }  // namespace
 
-Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference)
+Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry)
     : plan_(plan),
       entry_(entry),
       ref_(reference),
+      symmetry_(symmetry),
+      gaps_(has_gaps(symmetry.micro_batches())),
       kernels_(reference, !plan.options.gradient_dtype && !plan.options.accumulate_dtype && !plan.options.adasum),
       fetched_(entry.outputs.size()) {
   for (const Group& g : plan.groups) {
@@ -61,12 +69,16 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference)
   }
   devices_.reserve(entry.rows.size());
   for (const DeviceRow& row : entry.rows) {
-    Device d{.row = &row,
-             .program = bound(entry.programs[static_cast<size_t>(row.program)], row),
-             .memory = {},
-             .at = {row.device, 0, 0}};
+    Device d{.row = &row, .program = {}, .memory = {}, .at = {row.device, 0, 0}};
+    if (symmetry.walked(row.device)) d.program = bound(entry.programs[static_cast<size_t>(row.program)], row);
     devices_.push_back(std::move(d));
   }
+  of_devices_.resize(devices_.size());
+}
+
+Walk::Device& Walk::stand_in(int32_t device) {
+  while (!symmetry_.walked(device)) device = symmetry_.line(device).first;
+  return devices_[static_cast<size_t>(device)];
 }
 
 const ScheduleRow& Walk::schedule_row(const At& at) const {
@@ -81,7 +93,7 @@ const Instruction& Walk::instruction(const At& at) const {
 
 std::optional<Stopped> Walk::run() {
   try {
-    for (Device& d : devices_) begin(d);
+    for (Device& d : devices_) begin(d);  // of one that is not walked, nothing
     for (bool moved = true; moved;) {
       moved = false;
       for (Device& d : devices_)
@@ -94,7 +106,8 @@ std::optional<Stopped> Walk::run() {
         here_ = d.at;
         no_rule("an order of instructions in which devices do not wait for each other");
       }
-    for (Device& d : devices_) end(d);
+    for (Device& d : devices_)
+      if (symmetry_.walked(d.at.device)) end(d);
     end();
   } catch (Stop& stop) {
     return Stopped{std::move(stop), here_, std::move(reads_)};
@@ -152,7 +165,7 @@ Held Walk::read(Device& d, BufferId id) {
     v.region = Region({Digit{0, Set{}}});
     return std::make_shared<const Value>(std::move(v));
   }
-  const Held value = d.memory.read(place_of(d.program, id, now(d).version), b.dtype);
+  const Held value = d.memory.read(readable(d, id), b.dtype);
   if (!value) refuse("it reads {}, which nobody wrote, or in whose place something else was put", b.name);
   reads_.push_back(value);
   if (value->dtype != b.dtype)
@@ -171,15 +184,78 @@ void Walk::write(Device& d, BufferId id, Value value) {
   if (value.region.size() != element_count(b.dims))
     refuse("it writes {} as {}, and makes {}", b.name, to_string(b.dims), describe(ref_, value));
   value.region = fitted(value.region, b.dims);
-  value.device = d.at.device, value.row = d.at.row, value.instruction = d.at.instruction;
-  d.memory.write(place_of(d.program, id, now(d).version), std::make_shared<const Value>(std::move(value)));
+  put(d, place_of(d.program, id, now(d).version), std::move(value));
+}
+
+void Walk::put(Device& d, const Place& place, Value value) {
+  value.device = d.at.device, value.row = d.at.row, value.instruction = d.at.instruction, value.before = nullptr;
+  const Runs& runs = symmetry_.micro_batches();
+  const ScheduleRow& row = now(d);
+  if (gaps_ && !row.whole && runs.long_at(row.micro_batch) && row.micro_batch == runs.begin(row.micro_batch) + 1) {
+    const Held old = d.memory.whole(place);
+    const ScheduleRow* made = old && old->row >= 0 ? &d.program.schedule[static_cast<size_t>(old->row)] : nullptr;
+    if (made && old->instruction == value.instruction && made->segment == row.segment && !made->whole &&
+        made->micro_batch + 1 == row.micro_batch)
+      value.before = old;
+  }
+  if (gaps_ && !row.whole && runs.long_at(row.micro_batch) && row.micro_batch == runs.last(row.micro_batch)) {
+    // The last one ends where those before it lead.
+    const Held old = d.memory.whole(place);
+    if (old && old->before && old->before->before && old->instruction == value.instruction) {
+      const Held &second = old->before, &first = second->before;
+      if (!alike(behind(*first, *second, row.micro_batch - runs.begin(row.micro_batch)), value)) throw Uneven{};
+    }
+  }
+  d.memory.write(place, std::make_shared<const Value>(std::move(value)));
+}
+
+Place Walk::readable(Device& d, BufferId id) {
+  const Place place = place_of(d.program, id, now(d).version);
+  bring_up(d, place);
+  return place;
+}
+
+void Walk::bring_up(Device& d, const Place& place) {
+  if (gaps_) d.memory.replace(place, [&](const Held& value) { return brought_up(d, value); });
+}
+
+// What is read here of what a micro-batch wrote whose followers are left out: as the last of them leaves it.
+Held Walk::brought_up(const Device& d, const Held& value) const {
+  if (value->row < 0) return value;
+  const auto& schedule = d.program.schedule;
+  const ScheduleRow& made = schedule[static_cast<size_t>(value->row)];
+  const Runs& runs = symmetry_.micro_batches();
+  const int64_t u = made.micro_batch, first = runs.begin(u), last = runs.last(u);
+  if (made.whole || !runs.long_at(u) || u > first + 1) return value;
+  const ScheduleRow* row = static_cast<size_t>(d.at.row) < schedule.size() ? &now(d) : nullptr;
+  const int64_t here = row && !row->whole ? row->micro_batch : kNone;
+  if (here == u || (u == first && here == first + 1)) return value;
+  if (here != last || !value->before) throw Uneven{};
+  Value out = behind(*value->before, *value, last - 1 - first);
+  out.before = value;
+  const auto left_out = std::ranges::find_if(schedule, [&](const ScheduleRow& r) {
+    return !r.whole && r.segment == made.segment && r.micro_batch == last - 1;
+  });
+  if (left_out == schedule.end()) throw Uneven{};
+  out.row = static_cast<int32_t>(left_out - schedule.begin());
+  return std::make_shared<const Value>(std::move(out));
+}
+
+void Walk::next_row(Device& d) {
+  const auto& schedule = d.program.schedule;
+  const auto left_out = [&](const ScheduleRow& r) {
+    return !r.whole && symmetry_.micro_batches().stands_for(r.micro_batch) == 0;
+  };
+  d.at.instruction = 0;
+  do ++d.at.row;
+  while (static_cast<size_t>(d.at.row) < schedule.size() && left_out(schedule[static_cast<size_t>(d.at.row)]));
 }
 
 bool Walk::step(Device& d) {
   if (d.waits || static_cast<size_t>(d.at.row) >= d.program.schedule.size()) return false;
   const Segment& s = d.program.segments[static_cast<size_t>(now(d).segment)];
   if (static_cast<size_t>(d.at.instruction) >= s.instructions.size()) {
-    ++d.at.row, d.at.instruction = 0;
+    next_row(d);
     return true;
   }
   Watch::look();
@@ -238,7 +314,7 @@ bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
   if (s.at(0) != 0 || s.at(1) != 1 || x.dims.empty() || element_count(x.dims) == 0) return false;
   const int64_t row = x.bytes / x.dims[0] * s.at(2);
   const int64_t begin = attr_int(k.attrs, "begin"), n = attr_int(k.attrs, "end") - begin;
-  Place at = place_of(d.program, i.in[0], now(d).version);
+  Place at = readable(d, i.in[0]);
   at.begin += begin * row, at.bytes = n * row;
   const Held value = n > 0 ? d.memory.read(at, x.dtype) : nullptr;
   if (!value) return false;
@@ -345,20 +421,24 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
     expected.region = wanted;
     refuse("output {}: expected {}, found {}", port.name, describe(ref_, expected), describe(ref_, *value));
   }
-  fetched_[static_cast<size_t>(f.output)] += wanted.size();
+  const int64_t of_rows = now(d).whole ? 1 : symmetry_.micro_batches().stands_for(now(d).micro_batch);
+  fetched_[static_cast<size_t>(f.output)] += wanted.size() * of_rows * symmetry_.stands_for(d.at.device);
 }
 
 bool Walk::collective(Device& d, const work::Collective& c) {
   const int32_t part = part_of_[static_cast<size_t>(c.group)][static_cast<size_t>(d.at.device)];
   if (part < 0) refuse("group {} has no part with this device", plan_.groups[static_cast<size_t>(c.group)].axis);
   Meeting& meeting = meetings_[{c.group, part}];
-  if (meeting.members.empty())
+  if (meeting.members.empty()) {
     meeting.members = plan_.groups[static_cast<size_t>(c.group)].parts[static_cast<size_t>(part)];
+    meeting.awaited = std::ranges::count_if(meeting.members, [&](int32_t m) { return symmetry_.walked(m); });
+  }
   d.waits = true;
-  if (++meeting.arrived < meeting.members.size()) return false;
+  if (++meeting.arrived < meeting.awaited) return false;
   meet(meeting, c);
   meeting.arrived = 0;
   for (const int32_t m : meeting.members) {
+    if (!symmetry_.walked(m)) continue;
     Device& member = devices_[static_cast<size_t>(m)];
     member.waits = false;
     ++member.at.instruction, ++walked_;
@@ -369,8 +449,7 @@ bool Walk::collective(Device& d, const work::Collective& c) {
 void Walk::meet(const Meeting& meeting, const work::Collective& c) {
   std::vector<const Instruction*> list;
   for (const int32_t m : meeting.members) {
-    const Device& d = devices_[static_cast<size_t>(m)];
-    const Instruction& i = instruction(d.at);
+    const Instruction& i = instruction(stand_in(m).at);
     const auto* theirs = i.as<work::Collective>();
     if (!theirs || theirs->op != c.op || theirs->group != c.group || theirs->combine != c.combine ||
         !(theirs->cuts == c.cuts) || !(theirs->to == c.to) || i.in.size() != instruction(here_).in.size())
@@ -382,23 +461,36 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
   for (size_t k = 0; k < operands; ++k) {
     Exchange e{.work = &c, .operand = k, .in = {}, .in_dims = {}, .out_dims = {}};
     reads_.clear();
-    for (size_t m = 0; m < list.size(); ++m)
-      check_gathered(devices_[static_cast<size_t>(meeting.members[m])], *list[m], c, k, m);
+    for (size_t m = 0; m < list.size(); ++m) check_gathered(meeting.members[m], c, k, m);
     if (gather_rows(meeting, c, k)) continue;
     for (size_t m = 0; m < list.size(); ++m) {
-      Device& d = devices_[static_cast<size_t>(meeting.members[m])];
-      e.in.push_back(read(d, list[m]->in[k]));
+      Device& d = stand_in(meeting.members[m]);
+      if (symmetry_.walked(meeting.members[m])) of_devices_[static_cast<size_t>(d.at.device)] = read(d, list[m]->in[k]);
       e.in_dims.push_back(buffer(d, list[m]->in[k]).dims);
       e.out_dims.push_back(buffer(d, list[m]->out.at(k)).dims);
     }
+    for (const int32_t m : meeting.members)
+      e.in.push_back(of(m, [&](int32_t d) { return of_devices_[static_cast<size_t>(d)]; }));
     const bool empty =
         std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
     results[k] = exchanged(ref_, e);
+    check_left_out(meeting, results[k]);
   }
   for (size_t k = 0; k < operands; ++k)
     for (size_t m = 0; m < results[k].size(); ++m)
-      write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
+      if (symmetry_.walked(meeting.members[m]))
+        write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
+}
+
+// Devices that are not walked get what lies between those that stand for them, too.
+void Walk::check_left_out(const Meeting& meeting, const std::vector<Held>& results) {
+  if (static_cast<int64_t>(meeting.members.size()) == meeting.awaited) return;
+  for (size_t m = 0; m < results.size(); ++m) of_devices_[static_cast<size_t>(meeting.members[m])] = results[m];
+  for (size_t m = 0; m < results.size(); ++m) {
+    const Held between = of(meeting.members[m], [&](int32_t d) { return of_devices_[static_cast<size_t>(d)]; });
+    if (between != results[m] && !alike(*between, *results[m])) throw Uneven{};
+  }
 }
 
 // Are there terms of one sum that others beside them do not have? They are rows of their own, not parts of one value.
@@ -417,7 +509,7 @@ bool Walk::are_rows(const std::vector<Held>& values) const {
 std::vector<Memory::Part> Walk::rows_of(Device& d, BufferId id) {
   const Buffer& b = buffer(d, id);
   if (b.kind == BufferKind::kStep || b.bytes == 0) return {};
-  std::vector<Memory::Part> parts = d.memory.parts(place_of(d.program, id, now(d).version));
+  std::vector<Memory::Part> parts = d.memory.parts(readable(d, id));
   std::vector<Held> values;
   for (const Memory::Part& p : parts) values.push_back(p.value);
   return are_rows(values) ? parts : std::vector<Memory::Part>{};
@@ -432,22 +524,28 @@ void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& r
         at.begin + p.bytes > end)
       refuse("{} is put in the place of {} bytes of {}", describe(ref_, *p.value), p.bytes, b.name);
     at.bytes = p.bytes;
-    d.memory.write(at, p.value);
+    put(d, at, *p.value);
     at.begin += p.bytes;
   }
   if (at.begin != end) refuse("rows leave {} bytes of {} as they were", end - at.begin, b.name);
 }
 
 // What is gathered in its own place lies where the member's interval does.
-void Walk::check_gathered(const Device& d, const Instruction& i, const work::Collective& c, size_t operand,
-                          size_t member) const {
-  const Buffer &part = buffer(d, i.in.at(operand)), &whole = buffer(d, i.out.at(operand));
+void Walk::check_gathered(int32_t device, const work::Collective& c, size_t operand, size_t member) {
+  if (c.op != OpCode::k_all_gather) return;
+  const Device& like = stand_in(device);
+  const Instruction& i = instruction(like.at);
+  const Buffer &part = buffer(like, i.in.at(operand)), &whole = buffer(like, i.out.at(operand));
   if (part.kind == BufferKind::kStep || part.bytes == 0 || whole.bytes == 0) return;
-  const Place from = place_of(d.program, i.in[operand], now(d).version);
-  const Place to = place_of(d.program, i.out[operand], now(d).version);
+  const auto place = [&](BufferId id) {
+    return of(device, [&](int32_t m) {
+      const Device& d = devices_[static_cast<size_t>(m)];
+      return place_of(d.program, id, now(d).version);
+    });
+  };
+  const Place from = place(i.in[operand]), to = place(i.out[operand]);
   const bool meets = to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
   if (!meets || to == from) return;
-  if (c.op != OpCode::k_all_gather) return;
   const SubAxisCuts& cuts = c.cuts.at(operand);
   const bool rows = cuts.sub_axis.dim == 0 && cuts.sub_axis.outer == 1;
   const int64_t row = whole.bytes / whole.dims.at(0) * cuts.sub_axis.inner;
@@ -462,24 +560,27 @@ bool Walk::gather_rows(const Meeting& meeting, const work::Collective& c, size_t
   if (cuts.sub_axis.dim != 0 || cuts.sub_axis.outer != 1) return false;
   std::vector<Memory::Part> all;
   for (size_t m = 0; m < meeting.members.size(); ++m) {
-    Device& d = devices_[static_cast<size_t>(meeting.members[m])];
-    const Instruction& i = instruction(d.at);
-    const Buffer& out = buffer(d, i.out.at(operand));
-    const Place from = place_of(d.program, i.in.at(operand), now(d).version);
-    if (element_count(out.dims) == 0 || buffer(d, i.in[operand]).kind == BufferKind::kStep ||
-        from.bytes != cuts.cuts.at(m).size() * cuts.sub_axis.inner * (out.bytes / out.dims[0]))
+    const Device& like = stand_in(meeting.members[m]);
+    const Instruction& i = instruction(like.at);
+    const Buffer &in = buffer(like, i.in.at(operand)), &out = buffer(like, i.out.at(operand));
+    if (element_count(out.dims) == 0 || in.kind == BufferKind::kStep ||
+        in.bytes != cuts.cuts.at(m).size() * cuts.sub_axis.inner * (out.bytes / out.dims[0]))
       return false;
-    const std::vector<Memory::Part> parts = d.memory.parts(from);
-    if (from.bytes > 0 && parts.empty()) return false;
+    const std::vector<Memory::Part> parts = of(meeting.members[m], [&](int32_t d) {
+      Device& walked = devices_[static_cast<size_t>(d)];
+      return walked.memory.parts(readable(walked, i.in[operand]));
+    });
+    if (in.bytes > 0 && parts.empty()) return false;
     all.insert(all.end(), parts.begin(), parts.end());
   }
   std::vector<Held> values;
   for (const Memory::Part& p : all) values.push_back(p.value);
   if (!are_rows(values)) return false;
-  for (const int32_t m : meeting.members) {
-    Device& d = devices_[static_cast<size_t>(m)];
-    write_rows(d, instruction(d.at).out[operand], all);
-  }
+  for (const int32_t m : meeting.members)
+    if (symmetry_.walked(m)) {
+      Device& d = devices_[static_cast<size_t>(m)];
+      write_rows(d, instruction(d.at).out[operand], all);
+    }
   return true;
 }
 
@@ -542,8 +643,10 @@ void Walk::end(Device& d) {
     Held after = before;
     for (size_t b = 0; b < d.program.buffers.size(); ++b) {
       const Buffer& x = d.program.buffers[b];
-      if (x.kind == BufferKind::kVariable && x.alias == kNone && x.ref == static_cast<int32_t>(v))
-        after = d.memory.read(place_of(d.program, static_cast<BufferId>(b), 0), x.dtype);
+      if (x.kind != BufferKind::kVariable || x.alias != kNone || x.ref != static_cast<int32_t>(v)) continue;
+      const Place place = place_of(d.program, static_cast<BufferId>(b), 0);
+      bring_up(d, place);
+      after = d.memory.read(place, x.dtype);
     }
     Value expected = *before;
     expected.tensor = wanted;

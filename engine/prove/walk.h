@@ -7,9 +7,11 @@
 #include <optional>
 #include <vector>
 
+#include "prove/between.h"
 #include "prove/collective.h"
 #include "prove/kernel.h"
 #include "prove/memory.h"
+#include "prove/symmetry.h"
 
 namespace whale::proof {
 
@@ -26,8 +28,9 @@ struct Stopped {
 
 class Walk {
  public:
-  Walk(const Plan& plan, const Entry& entry, Reference& reference);
-  // All of it; what ends it, if anything does.
+  // What stands for others is walked, and they are not.
+  Walk(const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry);
+  // All of it; what ends it, if anything does. Throws Uneven where others cannot be stood for.
   std::optional<Stopped> run();
   const std::set<std::string>& exemptions() const { return kernels_.exemptions(); }
   int64_t walked() const { return walked_; }
@@ -44,23 +47,35 @@ class Walk {
     bool waits = false;  // has arrived at a collective
   };
   struct Meeting {
-    std::vector<int32_t> members;
-    size_t arrived = 0;
+    std::vector<int32_t> members;  // walked or not
+    int64_t awaited = 0;           // that are walked
+    int64_t arrived = 0;
   };
   struct Message {
     std::vector<Held> values;  // of each transfer of the channel
   };
 
+  // Of a device that is walked, as it is, of another what lies between those that stand for it.
+  template <class Of>
+  auto of(int32_t device, const Of& at) -> decltype(at(device)) {
+    if (symmetry_.walked(device)) return at(device);
+    const Symmetry::Line l = symmetry_.line(device);
+    return between(of(l.first, at), of(l.second, at), of(l.last, at), l.steps, l.span);
+  }
+  // It, or a device that stands for it and is at the same instruction.
+  Device& stand_in(int32_t device);
+
   void begin(Device& d);
+  void next_row(Device& d);
   bool step(Device& d);  // false: it waits for others
   bool collective(Device& d, const work::Collective& c);
   void meet(const Meeting& meeting, const work::Collective& c);
+  void check_left_out(const Meeting& meeting, const std::vector<Held>& results);
   bool are_rows(const std::vector<Held>& values) const;
   std::vector<Memory::Part> rows_of(Device& d, BufferId id);
   void write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows);
   void check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const;
-  void check_gathered(const Device& d, const Instruction& i, const work::Collective& c, size_t operand,
-                      size_t member) const;
+  void check_gathered(int32_t device, const work::Collective& c, size_t operand, size_t member);
   bool gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand);
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
@@ -71,8 +86,12 @@ class Walk {
   void end(Device& d);
   void end();
 
+  Place readable(Device& d, BufferId id);
+  void bring_up(Device& d, const Place& place);
+  Held brought_up(const Device& d, const Held& value) const;
   Held read(Device& d, BufferId id);
   void write(Device& d, BufferId id, Value value);
+  void put(Device& d, const Place& place, Value value);
   Held initial(const Device& d, int32_t variable) const;  // null: the program has no such variable
   Interval samples(const Device& d, int32_t cut) const;
   const Buffer& buffer(const Device& d, BufferId id) const { return d.program.buffers[static_cast<size_t>(id)]; }
@@ -81,9 +100,12 @@ class Walk {
   const Plan& plan_;
   const Entry& entry_;
   Reference& ref_;
+  const Symmetry& symmetry_;
+  const bool gaps_;  // micro-batches are left out
   Kernels kernels_;
   std::vector<Device> devices_;
   std::vector<std::vector<int32_t>> part_of_;                       // [group][device]: number of its part
+  std::vector<Held> of_devices_;                                    // of the collective at hand
   std::map<std::pair<int32_t, int32_t>, Meeting> meetings_;         // by group and part
   std::map<std::array<int32_t, 3>, std::deque<Message>> channels_;  // by link, from, to
   std::vector<int64_t> fetched_;                                    // elements of each output

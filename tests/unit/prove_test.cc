@@ -188,6 +188,117 @@ TEST_CASE("proof: what there is no rule for is not covered, never proven") {
   CHECK(has(text(proof), "adasum"));
 }
 
+namespace {
+
+// Walked with those alone that stand for others, and all of it; the verdict, which is the same.
+ProofVerdict both(const Plan& plan, int64_t& walked, int64_t& all) {
+  ProofVerdict verdict = ProofVerdict::kProven;
+  for (const Entry& entry : plan.entries) {
+    const EntryProof few = prove(plan, entry, proof::Symmetry::Sought::kYes);
+    const EntryProof each = prove(plan, entry, proof::Symmetry::Sought::kNo);
+    CHECK_MESSAGE(few.verdict == each.verdict, few.what << "\nall of it: " << each.what);
+    walked += few.walked, all += each.walked;
+    if (each.verdict != ProofVerdict::kProven) verdict = each.verdict;
+  }
+  return verdict;
+}
+
+struct Regular {
+  const char* devices;
+  const char* strategy;
+  int64_t batch;
+  std::function<void(CompileOptions&)> more = [](CompileOptions&) {};
+};
+const Regular kRegular[] = {
+    {"null:6", "replica(6)", 24},
+    {"null:6", "replica(6)", 24, [](CompileOptions& o) { o.zero = 1; }},
+    {"null:6", "replica(6)", 48, [](CompileOptions& o) { o.zero = 3, o.accumulation = 8; }},
+    {"null:5", "replica(5)", 27, [](CompileOptions& o) { o.accumulation = 5; }},
+    {"null:1", "replica(1)", 24, [](CompileOptions& o) { o.accumulation = 12; }},
+    {"null:8", "split(8)", 8},
+    {"null:8", "replica(2) > split(4)", 24, [](CompileOptions& o) { o.accumulation = 6; }},
+    {"null:20", "replica(5) > split(4)", 40, [](CompileOptions& o) { o.zero = 2, o.accumulation = 4; }},
+    {"null:2", "pipeline(2, micro_batches=7)", 28},
+    {"null:2", "pipeline(2, micro_batches=8, schedule=\"zb_h1\")", 32},
+    {"null:2", "pipeline(2, micro_batches=8, schedule=\"gpipe\")", 32},
+    {"null:2", "pipeline(2, micro_batches=6, schedule=\"interleaved\", virtual_stages=2)", 24},
+    {"null:40", "replica(5) > pipeline(2, micro_batches=6) > split(4)", 60},
+};
+
+}  // namespace
+
+TEST_CASE("proof: devices and micro-batches that stand for others") {
+  int64_t fewer = 0;
+  for (const bool gpt : {true, false})
+    for (const Regular& r : kRegular) {
+      const Graph g = gpt ? small::gpt(r.batch).g : small::mlp(r.batch, OptimizerKind::kAdam).g;
+      CAPTURE(r.strategy);
+      CAPTURE(r.batch);
+      std::optional<Plan> plan;
+      try {
+        plan = plan_of(g, r.devices, r.strategy, r.more);
+      } catch (const Error& e) {
+        MESSAGE(r.strategy << ": " << e.message());
+        continue;
+      }
+      int64_t walked = 0, all = 0;
+      CHECK(both(*plan, walked, all) == ProofVerdict::kProven);
+      MESSAGE(r.strategy << ": " << walked << " of " << all);
+      fewer += walked < all;
+    }
+  CHECK(fewer >= 20);
+}
+
+// What is wrong only with one that is not walked is seen, too.
+TEST_CASE("property: a damage anywhere is refuted as if all were walked") {
+  using namespace whale::test;
+  Dice dice(11);
+  int refuted = 0, equal = 0;
+  for (const Regular& r : kRegular) {
+    std::optional<Plan> made;
+    try {
+      made = plan_of(small::gpt(r.batch).g, r.devices, r.strategy, r.more);
+    } catch (const Error&) {
+      continue;
+    }
+    for (int n = 0; n < 24; ++n) {
+      Plan plan = *made;
+      Entry& entry = plan.entries[0];
+      const auto one_of = [&](auto& list) -> auto& { return list[static_cast<size_t>(dice.below(std::ssize(list)))]; };
+      const int64_t kind = n % 6;
+      CAPTURE(r.strategy);
+      CAPTURE(kind);
+      if (kind == 0) {
+        auto& all = one_of(one_of(entry.rows).samples).micro_batches;
+        if (all.size() > 1) std::swap(one_of(all), one_of(all));
+      } else if (kind == 1) {
+        auto& schedule = one_of(entry.programs).schedule;
+        ScheduleRow &a = one_of(schedule), &b = one_of(schedule);
+        std::swap(a.version, b.version);
+      } else if (kind == 2) {
+        auto& schedule = one_of(entry.programs).schedule;
+        ScheduleRow &a = one_of(schedule), &b = one_of(schedule);
+        if (!a.whole && !b.whole) std::swap(a.micro_batch, b.micro_batch);
+      } else if (kind == 3) {
+        Ints& placed = one_of(entry.rows).placed;
+        if (!placed.empty()) one_of(placed) += dice.coin() ? 1 : -1;
+      } else if (kind == 4) {
+        if (plan.groups.empty()) continue;
+        auto& parts = one_of(plan.groups).parts;
+        if (!parts.empty()) std::swap(one_of(one_of(parts)), one_of(one_of(parts)));
+      } else {
+        if (entry.links.empty()) continue;
+        auto& transfers = one_of(entry.links).transfers;
+        if (!transfers.empty()) std::swap(one_of(transfers).to, one_of(transfers).to);
+      }
+      int64_t walked = 0, all = 0;
+      ++(both(plan, walked, all) == ProofVerdict::kProven ? equal : refuted);
+    }
+  }
+  MESSAGE(refuted << " refuted or not covered, " << equal << " proven");
+  CHECK(refuted > 60);
+}
+
 // No false alarm, and few of them not covered.
 TEST_CASE("property: random plans are proven") {
   using namespace whale::test;

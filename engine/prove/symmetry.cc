@@ -1,0 +1,340 @@
+#include "prove/symmetry.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "plan/part.h"
+
+namespace whale::proof {
+
+Runs::Runs(const std::vector<bool>& joined) {
+  const auto n = static_cast<int64_t>(joined.size());
+  for (int64_t p = 0; p < n; ++p) begins_.push_back(p > 0 && joined[static_cast<size_t>(p)] ? begins_.back() : p);
+  lasts_.resize(begins_.size());
+  for (int64_t p = n; p-- > 0;) {
+    const bool same = p + 1 < n && begin(p + 1) == begin(p);
+    lasts_[static_cast<size_t>(p)] = same ? last(p + 1) : p;
+  }
+}
+
+int64_t Runs::stands_for(int64_t p) const {
+  if (!long_at(p)) return 1;
+  if (p == begin(p) || p == last(p)) return 1;
+  return p == begin(p) + 1 ? last(p) - begin(p) - 1 : 0;
+}
+
+void Runs::split(int64_t begin, int64_t last) {
+  for (int64_t p = begin; p <= last; ++p) begins_[static_cast<size_t>(p)] = lasts_[static_cast<size_t>(p)] = p;
+}
+
+namespace {
+
+bool even(int64_t first, int64_t second, int64_t at, int64_t steps) { return at == first + steps * (second - first); }
+bool even(const Interval& first, const Interval& second, const Interval& at, int64_t steps) {
+  return even(first.begin, second.begin, at.begin, steps) && even(first.end, second.end, at.end, steps);
+}
+bool even(const Ints& first, const Ints& second, const Ints& at, int64_t steps) {
+  if (first.size() != at.size() || second.size() != at.size()) return false;
+  for (size_t k = 0; k < at.size(); ++k)
+    if (!even(first[k], second[k], at[k], steps)) return false;
+  return true;
+}
+bool even(const std::vector<SampleCut>& first, const std::vector<SampleCut>& second, const std::vector<SampleCut>& at,
+          int64_t steps) {
+  if (first.size() != at.size() || second.size() != at.size()) return false;
+  for (size_t k = 0; k < at.size(); ++k) {
+    const size_t n = at[k].micro_batches.size();
+    if (!even(first[k].whole, second[k].whole, at[k].whole, steps) || first[k].micro_batches.size() != n ||
+        second[k].micro_batches.size() != n)
+      return false;
+    for (size_t u = 0; u < n; ++u)
+      if (!even(first[k].micro_batches[u], second[k].micro_batches[u], at[k].micro_batches[u], steps)) return false;
+  }
+  return true;
+}
+bool even(const std::vector<SubAxisCut>& first, const std::vector<SubAxisCut>& second,
+          const std::vector<SubAxisCut>& at, int64_t steps) {
+  if (first.size() != at.size() || second.size() != at.size()) return false;
+  for (size_t k = 0; k < at.size(); ++k)
+    if (!(first[k].sub_axis == at[k].sub_axis) || first[k].extent != at[k].extent ||
+        !even(first[k].at, second[k].at, at[k].at, steps))
+      return false;
+  return true;
+}
+
+std::vector<Runs> runs_of_axes(const Plan& plan, const Entry& entry, Symmetry::Sought sought) {
+  std::vector<Runs> out;
+  for (size_t a = 0; a < plan.meshes.at(0).axes.size(); ++a) {
+    const int64_t n = plan.meshes[0].axes[a].size;
+    std::vector<bool> joined(static_cast<size_t>(n), sought == Symmetry::Sought::kYes);
+    for (const PlanMesh& mesh : plan.meshes)
+      if (mesh.axes[a].size != n || mesh.axes[a].only >= 0 ||
+          std::ranges::any_of(mesh.axes, [](const MeshAxis& x) { return x.ragged(); }) ||
+          std::ranges::count(mesh.devices, -1) > 0)
+        joined.assign(joined.size(), false);
+    std::vector<std::vector<int32_t>> programs(static_cast<size_t>(n));
+    for (const PlanMesh& mesh : plan.meshes)
+      for (size_t p = 0; p < mesh.devices.size() && joined.back(); ++p)
+        programs[static_cast<size_t>(mesh.coordinates(static_cast<int64_t>(p))[a])].push_back(
+            entry.rows[static_cast<size_t>(mesh.devices[p])].program);
+    for (size_t c = 1; c < programs.size(); ++c) joined[c] = joined[c] && programs[c] == programs[c - 1];
+    out.emplace_back(joined);
+  }
+  return out;
+}
+
+// What a program does with each micro-batch: segments in their order, and which of them work on one version.
+using Rounds = std::map<int32_t, std::vector<std::pair<int32_t, int32_t>>>;
+
+Rounds rounds_of(const Program& program) {
+  Rounds out;
+  for (const ScheduleRow& row : program.schedule)
+    if (!row.whole) out[row.micro_batch].emplace_back(row.segment, row.version);
+  for (auto& [_, rows] : out) {
+    std::map<int32_t, int32_t> names;
+    for (auto& [segment, version] : rows) version = names.emplace(version, std::ssize(names)).first->second;
+  }
+  return out;
+}
+
+// Do the rows with one version belong to one micro-batch after the other?
+bool has_versions_in_turn(const Program& program) {
+  std::map<int32_t, std::pair<int32_t, std::vector<int32_t>>> seen;  // the last, and those before it
+  for (const ScheduleRow& row : program.schedule) {
+    if (row.whole) continue;
+    auto& [last, before] = seen.try_emplace(row.version, row.micro_batch, std::vector<int32_t>{}).first->second;
+    if (row.micro_batch == last) continue;
+    if (std::ranges::count(before, row.micro_batch)) return false;
+    before.push_back(last);
+    last = row.micro_batch;
+  }
+  return true;
+}
+
+// Which micro-batches a program's rows with something (by number: of a group, of an end of a link) belong to, in order.
+template <class Of>
+std::map<int32_t, std::vector<int32_t>> micro_batches_with(const Program& program, Of of) {
+  std::vector<std::vector<int32_t>> in_segment;
+  for (const Segment& s : program.segments) {
+    in_segment.emplace_back();
+    for (const Instruction& i : s.instructions)
+      if (const int32_t what = of(i); what != kNone) in_segment.back().push_back(what);
+    std::ranges::sort(in_segment.back());
+    in_segment.back().erase(std::ranges::unique(in_segment.back()).begin(), in_segment.back().end());
+  }
+  std::map<int32_t, std::vector<int32_t>> out;
+  for (const ScheduleRow& row : program.schedule)
+    for (const int32_t what : in_segment[static_cast<size_t>(row.segment)])
+      out[what].push_back(row.whole ? kNone : row.micro_batch);
+  return out;
+}
+
+// Whoever works together does so for one micro-batch after the other in the same order.
+bool meets_in_order(const Plan& plan, const Entry& entry) {
+  std::vector<std::map<int32_t, std::vector<int32_t>>> of_groups, of_links;
+  for (const Program& p : entry.programs) {
+    of_groups.push_back(micro_batches_with(p, [](const Instruction& i) { return i.group(); }));
+    of_links.push_back(micro_batches_with(p, [](const Instruction& i) { return i.link(); }));
+  }
+  const auto program_of = [&](int32_t device) {
+    return static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program);
+  };
+  for (size_t g = 0; g < plan.groups.size(); ++g)
+    for (const auto& part : plan.groups[g].parts)
+      for (const int32_t d : part) {
+        auto &first = of_groups[program_of(part[0])], &mine = of_groups[program_of(d)];
+        if (&first != &mine && first[static_cast<int32_t>(g)] != mine[static_cast<int32_t>(g)]) return false;
+      }
+  for (size_t l = 0; l < entry.links.size(); ++l)
+    for (const Transfer& t : entry.links[l].transfers) {
+      auto &from = of_links[program_of(t.from)][static_cast<int32_t>(l)],
+           &to = of_links[program_of(t.to)][static_cast<int32_t>(l)];
+      if (&from != &to && from != to) return false;
+    }
+  return true;
+}
+
+Runs runs_of_micro_batches(const Plan& plan, const Entry& entry, Symmetry::Sought sought) {
+  int64_t n = 1;
+  for (const Program& p : entry.programs)
+    for (const ScheduleRow& row : p.schedule) n = std::max<int64_t>(n, row.micro_batch + 1);
+  std::vector<bool> joined(static_cast<size_t>(n), sought == Symmetry::Sought::kYes && n > 3);
+  if (n > 3 && joined.back()) {
+    const bool regular = std::ranges::all_of(entry.programs, has_versions_in_turn) && meets_in_order(plan, entry);
+    if (!regular) joined.assign(joined.size(), false);
+    for (const Program& p : entry.programs) {
+      Rounds rounds = rounds_of(p);
+      for (int32_t u = 1; u < n; ++u)
+        if (joined[static_cast<size_t>(u)] && rounds[u] != rounds[u - 1]) joined[static_cast<size_t>(u)] = false;
+    }
+  }
+  Runs out(joined);
+  for (const DeviceRow& row : entry.rows)
+    for (const SampleCut& cut : row.samples)
+      for (int64_t u = 0; u < std::ssize(cut.micro_batches) && u < n; ++u) {
+        const auto& all = cut.micro_batches;
+        const int64_t b = out.begin(u);
+        if (out.long_at(u) &&
+            (out.last(u) >= std::ssize(all) ||
+             !even(all[static_cast<size_t>(b)], all[static_cast<size_t>(b + 1)], all[static_cast<size_t>(u)], u - b)))
+          out.split(b, out.last(u));
+      }
+  return out;
+}
+
+}  // namespace
+
+// Whether runs along an axis are what they seem.
+class Regular {
+ public:
+  Regular(const Symmetry& symmetry, size_t axis) : s_(symmetry), plan_(s_.plan_), entry_(s_.entry_), axis_(axis) {
+    for (const Group& g : plan_.groups) {
+      std::vector<Place> of(entry_.rows.size());
+      for (size_t p = 0; p < g.parts.size(); ++p)
+        for (size_t k = 0; k < g.parts[p].size(); ++k)
+          of[static_cast<size_t>(g.parts[p][k])] = {static_cast<int64_t>(p), static_cast<int64_t>(k)};
+      places_.push_back(std::move(of));
+    }
+  }
+  bool links() const;  // of all runs at once
+  // The devices of a run with one first device.
+  bool line(int32_t first) const;
+
+ private:
+  struct Place {
+    int64_t part = -1, index = -1;
+  };
+  int64_t coordinate(int32_t device) const { return row(device).coordinates[axis_]; }
+  const DeviceRow& row(int32_t device) const { return entry_.rows[static_cast<size_t>(device)]; }
+  bool group(size_t g, int32_t first, int32_t second, int32_t device, int64_t steps) const;
+  bool variables(int32_t first, int32_t second, int32_t device, int64_t steps) const;
+
+  const Symmetry& s_;
+  const Plan& plan_;
+  const Entry& entry_;
+  const size_t axis_;
+  std::vector<std::vector<Place>> places_;  // [group][device]
+};
+
+// Messages stay where they are on the axis, and are the same at each place of it.
+bool Regular::links() const {
+  const Runs& runs = s_.axes_[axis_];
+  for (const Link& link : entry_.links) {
+    std::vector<std::vector<const Transfer*>> at(static_cast<size_t>(runs.size()));
+    for (const Transfer& t : link.transfers) {
+      if (coordinate(t.from) != coordinate(t.to)) return false;
+      at[static_cast<size_t>(coordinate(t.from))].push_back(&t);
+    }
+    for (int64_t c = 0; c < runs.size(); ++c) {
+      const auto &mine = at[static_cast<size_t>(c)], &first = at[static_cast<size_t>(runs.begin(c))];
+      if (mine.size() != first.size()) return false;
+      for (size_t k = 0; k < mine.size(); ++k)
+        if (mine[k]->from != s_.at(first[k]->from, axis_, c) || mine[k]->to != s_.at(first[k]->to, axis_, c) ||
+            mine[k]->source != first[k]->source || mine[k]->target != first[k]->target)
+          return false;
+    }
+  }
+  return true;
+}
+
+// One part has the run's devices at equal distances, or each is in a part of its own of devices beside it.
+bool Regular::group(size_t g, int32_t first, int32_t second, int32_t device, int64_t steps) const {
+  const auto place = [&](int32_t d) { return places_[g][static_cast<size_t>(d)]; };
+  const Place a = place(first), b = place(second), mine = place(device);
+  if (a.part < 0) return mine.part < 0;
+  if (mine.part < 0 || b.part < 0) return false;
+  if (mine.part == a.part) return b.part == a.part && even(a.index, b.index, mine.index, steps);
+  if (mine.index != a.index) return false;
+  const auto &theirs = plan_.groups[g].parts[static_cast<size_t>(a.part)],
+             &ours = plan_.groups[g].parts[static_cast<size_t>(mine.part)];
+  if (ours.size() != theirs.size()) return false;
+  for (size_t k = 0; k < ours.size(); ++k)
+    if (coordinate(theirs[k]) != coordinate(first) || ours[k] != s_.at(theirs[k], axis_, coordinate(device)))
+      return false;
+  return true;
+}
+
+bool Regular::variables(int32_t first, int32_t second, int32_t device, int64_t steps) const {
+  for (const PlanVariable& v : plan_.variables) {
+    if (v.mesh != row(first).mesh || v.storage_sharding.axes.at(axis_).placement != Placement::kShard) continue;
+    const auto cuts = [&](int32_t d) {
+      return cuts_of(v.dims, v.storage_sharding, plan_.meshes[static_cast<size_t>(v.mesh)].axes, row(d).coordinates);
+    };
+    if (!even(cuts(first), cuts(second), cuts(device), steps)) return false;
+  }
+  return true;
+}
+
+bool Regular::line(int32_t first) const {
+  const Runs& runs = s_.axes_[axis_];
+  const int64_t begin = coordinate(first), last = runs.last(begin);
+  const int32_t second = s_.at(first, axis_, begin + 1);
+  for (int64_t c = begin + 1; c <= last; ++c) {
+    const int32_t d = s_.at(first, axis_, c);
+    const DeviceRow &a = row(first), &b = row(second), &mine = row(d);
+    const int64_t steps = c - begin;
+    if (!even(a.placed, b.placed, mine.placed, steps) || !even(a.samples, b.samples, mine.samples, steps) ||
+        !variables(first, second, d, steps)) {
+      return false;
+    }
+    for (size_t g = 0; g < plan_.groups.size(); ++g)
+      if (!group(g, first, second, d, steps)) return false;
+  }
+  return true;
+}
+
+Symmetry::Symmetry(const Plan& plan, const Entry& entry, Sought sought)
+    : plan_(plan),
+      entry_(entry),
+      axes_(runs_of_axes(plan, entry, sought)),
+      micro_batches_(runs_of_micro_batches(plan, entry, sought)),
+      devices_(entry.rows.size(), 1) {
+  for (size_t a = 0; a < axes_.size(); ++a) {
+    Runs& runs = axes_[a];
+    const auto any_long = [&] {
+      for (int64_t c = 0; c < runs.size(); ++c)
+        if (runs.long_at(c)) return true;
+      return false;
+    };
+    if (!any_long()) continue;
+    const Regular regular(*this, a);
+    if (!regular.links()) runs.split(0, runs.size() - 1);
+    for (const DeviceRow& row : entry.rows) {
+      const int64_t c = row.coordinates[a];
+      if (runs.long_at(c) && runs.begin(c) == c && !regular.line(row.device)) runs.split(c, runs.last(c));
+    }
+  }
+  for (const DeviceRow& row : entry.rows)
+    for (size_t a = 0; a < axes_.size(); ++a)
+      devices_[static_cast<size_t>(row.device)] *= axes_[a].stands_for(row.coordinates[a]);
+}
+
+int32_t Symmetry::at(int32_t device, size_t axis, int64_t coordinate) const {
+  const DeviceRow& row = entry_.rows[static_cast<size_t>(device)];
+  const PlanMesh& mesh = plan_.meshes[static_cast<size_t>(row.mesh)];
+  int64_t position = 0;
+  for (size_t a = 0; a < mesh.axes.size(); ++a)
+    position = position * mesh.axes[a].size + (a == axis ? coordinate : row.coordinates[a]);
+  return mesh.devices[static_cast<size_t>(position)];
+}
+
+Symmetry::Line Symmetry::line(int32_t device) const {
+  const Ints& at_axes = entry_.rows[static_cast<size_t>(device)].coordinates;
+  for (size_t a = 0; a < axes_.size(); ++a) {
+    const int64_t c = at_axes[a], begin = axes_[a].begin(c), last = axes_[a].last(c);
+    if (axes_[a].stands_for(c) == 0)
+      return {at(device, a, begin), at(device, a, begin + 1), at(device, a, last), c - begin, last - begin};
+  }
+  return {device, device, device, 0, 0};
+}
+
+bool Symmetry::found() const {
+  if (std::ranges::any_of(devices_, [](int64_t n) { return n != 1; })) return true;
+  for (int64_t u = 0; u < micro_batches_.size(); ++u)
+    if (micro_batches_.stands_for(u) != 1) return true;
+  return false;
+}
+
+}  // namespace whale::proof
