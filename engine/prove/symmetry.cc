@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
+#include <set>
 #include <tuple>
 
+#include "plan/lives.h"
 #include "plan/part.h"
 
 namespace whale::proof {
@@ -85,30 +88,58 @@ std::vector<Runs> runs_of_axes(const Plan& plan, const Entry& entry, Symmetry::S
   return out;
 }
 
+// Of each segment a number: those that share buffers of several versions have the same.
+std::vector<size_t> sharers_of(const Program& program) {
+  std::vector<size_t> of(program.segments.size());
+  std::iota(of.begin(), of.end(), size_t{0});
+  std::map<BufferId, size_t> first;  // by storage
+  const auto use = [&](BufferId id, size_t segment) {
+    if (id == kNone) return;
+    id = storage_of(program, id);
+    if (program.buffers[static_cast<size_t>(id)].versions == 1) return;
+    const auto [at, is_new] = first.try_emplace(id, of[segment]);
+    if (!is_new) std::ranges::replace(of, size_t{of[segment]}, size_t{of[at->second]});
+  };
+  for (size_t s = 0; s < program.segments.size(); ++s)
+    for (const Instruction& i : program.segments[s].instructions) {
+      for (const BufferId id : i.in) use(id, s);
+      for (const BufferId id : i.out) use(id, s);
+    }
+  return of;
+}
+
 // What a program does with each micro-batch: segments in their order, and which of them work on one version.
 using Rounds = std::map<int32_t, std::vector<std::pair<int32_t, int32_t>>>;
 
 Rounds rounds_of(const Program& program) {
+  const std::vector<size_t> sharers = sharers_of(program);
   Rounds out;
   for (const ScheduleRow& row : program.schedule)
     if (!row.whole) out[row.micro_batch].emplace_back(row.segment, row.version);
   for (auto& [_, rows] : out) {
-    std::map<int32_t, int32_t> names;
-    for (auto& [segment, version] : rows) version = names.emplace(version, std::ssize(names)).first->second;
+    std::map<size_t, std::map<int32_t, int32_t>> names;  // of versions, by sharers
+    for (auto& [segment, version] : rows) {
+      auto& mine = names[sharers[static_cast<size_t>(segment)]];
+      version = mine.emplace(version, static_cast<int32_t>(mine.size())).first->second;
+    }
   }
   return out;
 }
 
-// Do the rows with one version belong to one micro-batch after the other?
+// Do the rows with one version of something belong to one micro-batch after the other?
 bool has_versions_in_turn(const Program& program) {
-  std::map<int32_t, std::pair<int32_t, std::vector<int32_t>>> seen;  // the last, and those before it
+  const std::vector<size_t> sharers = sharers_of(program);
+  struct Seen {
+    int32_t last = kNone;
+    std::set<int32_t> before = {};
+  };
+  std::map<std::pair<size_t, int32_t>, Seen> seen;  // by number and version
   for (const ScheduleRow& row : program.schedule) {
     if (row.whole) continue;
-    auto& [last, before] = seen.try_emplace(row.version, row.micro_batch, std::vector<int32_t>{}).first->second;
-    if (row.micro_batch == last) continue;
-    if (std::ranges::count(before, row.micro_batch)) return false;
-    before.push_back(last);
-    last = row.micro_batch;
+    Seen& s = seen[{sharers[static_cast<size_t>(row.segment)], row.version}];
+    if (row.micro_batch == s.last) continue;
+    if (!s.before.insert(row.micro_batch).second) return false;
+    s.last = row.micro_batch;
   }
   return true;
 }
