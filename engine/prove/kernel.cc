@@ -160,16 +160,8 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     return accumulate(call, combine.empty() ? "sum" : combine);
   }
   if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
-  if (call.code == OpCode::k_cast) {
-    const Value& x = *call.in.at(0).value;
-    const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
-    if (x.dtype != own && to == own && x.dtype == accumulate_dtype(own)) {
-      if (!x.terms.whole()) refuse("{} is rounded before all terms are there", describe(ref_, x));
-      Value out = x;
-      out.dtype = to;
-      return {out};
-    }
-  }
+  if (call.code == OpCode::k_cast)
+    if (auto made = cast(call)) return {std::move(*made)};
   const bool copies = call.code == OpCode::k_stop_gradient ||
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
@@ -200,6 +192,30 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     if (!results.empty()) return parts(call, scratch, results);
   }
   return one(call);
+}
+
+bool Kernels::is_asked_sum(const Value& value) const {
+  return std::ranges::count(sum_dtypes_, value.dtype) > 0 && ref_.is_of_gradients(value.tensor);
+}
+
+void Kernels::exempt_sum(const Value& value) {
+  if (is_asked_sum(value) && value.dtype != ref_.tensor(value.tensor).dtype)
+    exempt(fmt::format("gradients are added up in {}, as an option of the plan asks", name_of(value.dtype)));
+}
+
+// Of sums that are kept in another type than the program's.
+std::optional<Value> Kernels::cast(const KernelCall& call) {
+  const Value& x = *call.in.at(0).value;
+  const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
+  Value out = x;
+  out.dtype = to;
+  if (x.dtype != to && (is_asked_sum(x) || is_asked_sum(out))) {
+    exempt_sum(x), exempt_sum(out);
+    return out;
+  }
+  if (x.dtype == own || to != own || x.dtype != accumulate_dtype(own)) return {};
+  if (!x.terms.whole()) refuse("{} is rounded before all terms are there", describe(ref_, x));
+  return out;
 }
 
 std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, const TensorIds& results) {
@@ -291,6 +307,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
     refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
   Value out = x;
   out.dtype = sum.dtype;
+  exempt_sum(out);
   if (const double* c = ref_.constant(sum.tensor)) {
     if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
     if (!x.terms.whole() && combine != name_of(x.combine))
@@ -347,7 +364,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
             c && *c == 0 && call.in[0].local == call.in[1].local)
           return {*call.in[1 - i].value};
     if (ref_.ops_of(call.code).empty()) {
-      const bool own = is_of_plans(call.code) && !(call.code == OpCode::k_cast && casts_are_programs_);
+      const bool own = is_of_plans(call.code) && call.code != OpCode::k_cast;
       if (own) no_rule("{}, which the one-device program does not have", def(call.code).name);
       refuse("{}, which the one-device program does not have", def(call.code).name);
     }
@@ -561,9 +578,10 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     const Value* v = call.in[i].value;
     if (!v) continue;
     const Tensor& whole = ref_.tensor(op.inputs[i]);
-    if (v->dtype != whole.dtype)
+    if (v->dtype != whole.dtype && !is_asked_sum(*v))
       refuse("operand {}, {}, is {}; {} of the one-device program reads {}", i, describe(ref_, *v), name_of(v->dtype),
              op.name, name_of(whole.dtype));
+    exempt_sum(*v);
     if (!v->terms.whole()) partial.push_back(i);
     if (ref_.constant(v->tensor)) continue;
     const auto digits = v->region.in(shape.in[i].digits);

@@ -34,11 +34,12 @@ struct KernelCall {
 
 class Kernels {
  public:
-  // `casts_are_programs`: no option of the plan makes casts of its own.
-  Kernels(Reference& reference, bool casts_are_programs) : ref_(reference), casts_are_programs_(casts_are_programs) {}
+  // `sum_dtypes`: types that the plan's options ask for sums of gradients.
+  Kernels(Reference& reference, std::vector<DType> sum_dtypes) : ref_(reference), sum_dtypes_(std::move(sum_dtypes)) {}
   std::vector<Value> run(const KernelCall& call);
   // Where rounding is another one than the program's, in words.
   const std::set<std::string>& exemptions() const { return exemptions_; }
+  void exempt(std::string what) { exemptions_.insert(std::move(what)); }
 
  private:
   // The digits of an operand or result that factors own, outermost first; -1: no factor's.
@@ -57,6 +58,9 @@ class Kernels {
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
   std::vector<Value> accumulate(const KernelCall& call, std::string_view combine);
   std::vector<Value> slice(const KernelCall& call);
+  std::optional<Value> cast(const KernelCall& call);
+  bool is_asked_sum(const Value& value) const;  // a gradient in a type that an option asks for
+  void exempt_sum(const Value& value);
   // More terms of a sum, beside those that it has.
   std::optional<Value> more_terms(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
@@ -71,7 +75,7 @@ class Kernels {
   std::string unlike(const KernelCall& call) const;
 
   Reference& ref_;
-  bool casts_are_programs_;
+  std::vector<DType> sum_dtypes_;
   std::unordered_map<OpId, Shape> shapes_;
   std::set<std::string> exemptions_;
 };

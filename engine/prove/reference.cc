@@ -170,6 +170,17 @@ void Reference::index() {
     for (size_t k = 0; k < op.outputs.size(); ++k)
       root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
   }
+  std::vector<TensorId> left;
+  for (const NamedTensor& g : g_.gradients) left.push_back(root(g.tensor));
+  while (!left.empty()) {
+    const TensorId id = left.back();
+    left.pop_back();
+    if (id == kNone || !of_gradients_.insert(id).second) continue;
+    const OpId made = g_.tensor(id).producer;
+    if (made == kNone || g_.op(made).code != OpCode::k_add) continue;
+    for (const TensorId summand : g_.op(made).inputs)
+      if (g_.tensor(summand).dims == g_.tensor(id).dims) left.push_back(root(summand));
+  }
 }
 
 const std::vector<OpId>* Reference::find(OpCode code, const TensorIds& roots) const {

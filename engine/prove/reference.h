@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "ops/factor_table.h"
@@ -45,6 +46,9 @@ class Reference {
   TensorId after_step(TensorId variable) const;      // what it becomes
   TensorId output(const std::string& name) const;    // "loss", a fetched name, "grad:NAME"; kNone: none
 
+  // The gradient of a variable, or a summand of one.
+  bool is_of_gradients(TensorId root) const { return of_gradients_.contains(root); }
+
   bool has_windows();  // some op reads through one
 
   // What the user called it, as near as the program knows.
@@ -70,6 +74,7 @@ class Reference {
   std::map<TensorId, double> values_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
+  std::unordered_set<TensorId> of_gradients_;
 };
 
 // Each element of its result follows from one of its operand, whatever shape they have.

@@ -70,7 +70,8 @@ bool even(const std::vector<SubAxisCut>& first, const std::vector<SubAxisCut>& s
 std::vector<Runs> runs_of_axes(const Plan& plan, const Entry& entry, Symmetry::Sought sought) {
   std::vector<Runs> out;
   for (size_t a = 0; a < plan.meshes.at(0).axes.size(); ++a) {
-    const int64_t n = plan.meshes[0].axes[a].size;
+    int64_t n = 1;
+    for (const PlanMesh& mesh : plan.meshes) n = std::max(n, mesh.axes[a].size);
     std::vector<bool> joined(static_cast<size_t>(n), sought == Symmetry::Sought::kYes);
     for (const PlanMesh& mesh : plan.meshes)
       if (mesh.axes[a].size != n || mesh.axes[a].only >= 0 ||

@@ -45,6 +45,13 @@ bool hands_over(const DeviceRow& row, const PlanOutput& output) {
   return true;
 }
 
+std::vector<DType> sum_dtypes_of(const PlanOptions& options) {
+  std::vector<DType> out;
+  for (const auto& dtype : {options.gradient_dtype, options.accumulate_dtype})
+    if (dtype) out.push_back(*dtype);
+  return out;
+}
+
 bool has_gaps(const Runs& runs) {
   for (int64_t u = 0; u < runs.size(); ++u)
     if (runs.long_at(u)) return true;
@@ -59,7 +66,7 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
       ref_(reference),
       symmetry_(symmetry),
       gaps_(has_gaps(symmetry.micro_batches())),
-      kernels_(reference, !plan.options.gradient_dtype && !plan.options.accumulate_dtype && !plan.options.adasum),
+      kernels_(reference, sum_dtypes_of(plan.options)),
       fetched_(entry.outputs.size()) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
@@ -475,6 +482,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
         std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
     results[k] = exchanged(ref_, e);
+    if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
     check_left_out(meeting, results[k]);
   }
   for (size_t k = 0; k < operands; ++k)

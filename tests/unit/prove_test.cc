@@ -181,11 +181,25 @@ TEST_CASE("proof: the message names the gradient, the op and who made what it re
   CHECK(has(to_json(proof), "\"verdict\":\"refuted\""));
 }
 
-TEST_CASE("proof: what there is no rule for is not covered, never proven") {
-  // Adasum is no sum.
-  const Proof proof = prove(plan_of(small::mlp(8).g, "null:2", "replica", [](CompileOptions& o) { o.adasum = true; }));
-  CHECK(proof.verdict == ProofVerdict::kNotCovered);
-  CHECK(has(text(proof), "adasum"));
+TEST_CASE("proof: sums of another kind are named") {
+  const Graph g = small::mlp(8, OptimizerKind::kAdam).g;
+  const auto proven = [&](const std::function<void(CompileOptions&)>& more) {
+    const Proof proof = prove(plan_of(g, "null:2", "replica", more));
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, text(proof));
+    return text(proof);
+  };
+  CHECK(has(proven([](CompileOptions& o) { o.adasum = true; }), "Adasum, which is no sum"));
+  CHECK(has(proven([](CompileOptions& o) { o.gradient_dtype = DType::kBF16; }), "gradients are added up in bf16"));
+  const std::string two = proven([](CompileOptions& o) {
+    o.gradient_dtype = DType::kF16, o.accumulate_dtype = DType::kBF16, o.accumulation = 2, o.zero = 2;
+  });
+  CHECK(has(two, "added up in bf16"));
+  CHECK(has(two, "added up in f16"));
+  CHECK(!has(proven([](CompileOptions&) {}), "added up"));
+  // A cast that no option asks for.
+  Plan plan = plan_of(g, "null:2", "replica", [](CompileOptions& o) { o.gradient_dtype = DType::kBF16; });
+  plan.options.gradient_dtype.reset();
+  CHECK(prove(plan).verdict == ProofVerdict::kRefuted);
 }
 
 namespace {
