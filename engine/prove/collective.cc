@@ -37,9 +37,10 @@ Held combined(Reference& ref, const Exchange& e) {
 }
 
 Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
-  if (ref.constant(e.in[0]->tensor) &&
-      std::all_of(e.in.begin(), e.in.end(), [&](const Held& v) { return v->tensor == e.in[0]->tensor; })) {
-    Value out = *e.in[0];
+  const auto some = std::ranges::find_if(e.in, [](const Held& v) { return v->region.size() > 0; });
+  if (some != e.in.end() && ref.constant((*some)->tensor) &&
+      std::ranges::all_of(e.in, [&](const Held& v) { return v->region.size() == 0 || v->tensor == (*some)->tensor; })) {
+    Value out = **some;
     out.region = Region({Digit{element_count(whole), Set::first(element_count(whole)), true}});
     return std::make_shared<const Value>(std::move(out));
   }
@@ -52,7 +53,9 @@ Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const 
   std::vector<Piece> pieces;
   for (size_t m = 0; m < e.in.size(); ++m) {
     const Interval at = cuts.cuts.at(m);
-    if (at.size() > 0) pieces.push_back({e.in[m], {{0, outer}, at, {0, inner}}});
+    if (at.size() == 0) continue;
+    if (ref.constant(e.in[m]->tensor)) no_rule("{} put together with other parts", describe(ref, *e.in[m]));
+    pieces.push_back({e.in[m], {{0, outer}, at, {0, inner}}});
   }
   return joined(pieces, {outer, extent, inner});
 }

@@ -55,6 +55,8 @@ std::optional<Combine> combines_terms(const KernelCall& call) {
   return {};
 }
 
+constexpr const char* kWindowAttrs[] = {"padding", "spatial", "output_padding"};
+
 // What a plan may have and its one-device program not, made of ops that programs have too.
 bool is_of_plans(OpCode code) {
   constexpr OpCode kOwn[] = {OpCode::k_add,     OpCode::k_cast,    OpCode::k_concat, OpCode::k_logaddexp,
@@ -358,6 +360,8 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     if (auto made = with_zeros(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
     if (auto made = more_terms(call)) return {*made};
+    if (auto made = two_of_sum(call)) return {*made};
+    if (auto made = of_summand(call)) return *made;
     if (call.code == OpCode::k_add)
       for (const size_t i : {size_t{0}, size_t{1}})
         if (const double* c = ref_.constant(call.in[i].value->tensor);
@@ -461,6 +465,95 @@ static int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, in
   return n;
 }
 
+// The tensors that a sum is made of, if they are few and each is in it once.
+static TensorIds summands_of(const Reference& ref, TensorId sum) {
+  constexpr size_t kMost = 16;
+  TensorIds left{sum}, out;
+  while (!left.empty()) {
+    const TensorId id = left.back();
+    left.pop_back();
+    const OpId made = ref.tensor(id).producer;
+    const bool adds = made != kNone && ref.graph().op(made).code == OpCode::k_add;
+    if (adds && std::ranges::all_of(ref.graph().op(made).inputs,
+                                    [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
+      for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
+    else if (std::ranges::count(out, id) || out.size() == kMost)
+      return {};
+    else
+      out.push_back(id);
+  }
+  return out;
+}
+
+static bool has_all(const TensorIds& all, const TensorIds& some) {
+  return !some.empty() && std::ranges::all_of(some, [&](TensorId id) { return std::ranges::count(all, id) > 0; });
+}
+
+// Of a sum of `all`, the terms of `some`.
+static Terms terms_of(TensorIds all, const TensorIds& some, const std::vector<TermBox>& boxes) {
+  std::ranges::sort(all);
+  std::vector<Summand> out;
+  for (const TensorId id : all) out.push_back({id, std::ranges::count(some, id) ? boxes : std::vector<TermBox>{}});
+  return Terms::of(std::move(out));
+}
+
+// The program adds these two in another order: a part of the smallest sum that has both.
+std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
+  if (call.code != OpCode::k_add || !call.in[0].value || !call.in[1].value || call.in[0].local != call.in[1].local)
+    return {};
+  const Value &a = *call.in[0].value, &b = *call.in[1].value;
+  if (!a.terms.whole() || !b.terms.whole() || a.dtype != b.dtype || !same(a.region, b.region)) return {};
+  const TensorIds left = summands_of(ref_, a.tensor), right = summands_of(ref_, b.tensor);
+  if (std::ranges::any_of(left, [&](TensorId id) { return std::ranges::count(right, id) > 0; })) return {};
+  TensorIds best, both = left;
+  both.insert(both.end(), right.begin(), right.end());
+  TensorId sum = kNone;
+  for (const OpId id : ref_.ops_of(OpCode::k_add)) {
+    const TensorId out = ref_.root(ref_.graph().op(id).outputs[0]);
+    if (ref_.tensor(out).dims != ref_.tensor(a.tensor).dims || ref_.tensor(out).dtype != a.dtype) continue;
+    TensorIds all = summands_of(ref_, out);
+    if (!has_all(all, left) || !has_all(all, right)) continue;
+    if (sum == kNone || all.size() < best.size()) sum = out, best = std::move(all);
+  }
+  if (sum == kNone) return {};
+  std::ranges::sort(best);
+  std::vector<Summand> terms;
+  for (const TensorId id : best) terms.push_back({id, std::vector<TermBox>(id == a.tensor || id == b.tensor ? 1 : 0)});
+  Value out = a;
+  out.tensor = sum, out.terms = Terms::of(std::move(terms)), out.combine = Combine::kSum;
+  return out;
+}
+
+// The program adds before an op that is linear (of layers that are one, in form); a plan may add behind it.
+std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
+  for (const OpId id : ref_.ops_of(call.code)) {
+    const Op& op = ref_.graph().op(id);
+    if (op.inputs.size() != call.in.size()) continue;
+    size_t at = call.in.size(), unlike = 0;
+    for (size_t i = 0; i < op.inputs.size(); ++i)
+      if ((call.in[i].value ? call.in[i].value->tensor : kNone) != ref_.root(op.inputs[i])) at = i, ++unlike;
+    if (unlike != 1 || !call.in[at].value || op.inputs[at] == kNone) continue;
+    const Value& x = *call.in[at].value;
+    const TensorId sum = ref_.root(op.inputs[at]);
+    const TensorIds all = summands_of(ref_, sum);
+    const std::vector<std::vector<int>>& linear = shape_of(id).factors->linear;
+    if (std::ranges::count(linear, std::vector<int>{static_cast<int>(at)}) == 0) continue;
+    const TensorIds mine = x.terms.whole() ? summands_of(ref_, x.tensor) : TensorIds{x.tensor};
+    if (all.size() <= mine.size() || !has_all(all, mine) || ref_.tensor(sum).dtype != x.dtype) continue;
+    if (!x.terms.whole() && (x.combine != Combine::kSum || x.terms.summands().size() != 1)) continue;
+    Value instead = x;
+    instead.tensor = sum, instead.combine = Combine::kSum;
+    instead.terms = terms_of(all, mine, x.terms.whole() ? std::vector<TermBox>(1) : x.terms.summands()[0].boxes);
+    KernelCall with = call;
+    with.in[at].value = &instead;
+    try {
+      return match(with, id);
+    } catch (const Stop&) {  // another one may fit
+    }
+  }
+  return {};
+}
+
 // The program adds whole tensors in its order; a plan may add what unlike replicas made of each as it comes.
 std::optional<Value> Kernels::more_terms(const KernelCall& call) {
   if (call.code != OpCode::k_add || call.in[0].local != call.in[1].local) return {};
@@ -552,6 +645,51 @@ std::string Kernels::unlike(const KernelCall& call) const {
   return fmt::format("expected, as {} of the one-device program reads it, {}", best->name, out);
 }
 
+// The part of what is read through a window that `held` of the source makes, as the kernel's attributes say: `said`,
+// where another operand has one. What it takes for padding must be beyond the source's ends.
+Interval Kernels::made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
+                               const std::optional<Digit>& said) const {
+  const WindowRead& w = factor.window;
+  const auto entry = [&](const char* name, size_t at) {
+    const auto found = call.attrs.find(name);
+    const auto* list = found == call.attrs.end() ? nullptr : std::get_if<Ints>(&found->second);
+    return list != nullptr && at < list->size() ? (*list)[at] : 0;
+  };
+  const int64_t low = entry("padding", 2 * factor.window_dim), high = entry("padding", 2 * factor.window_dim + 1);
+  int64_t size = said ? said->set.size() : w.result == 1 ? 1 : 0;
+  for (size_t o = 0; o < call.out.size() && size == 0; ++o)
+    if (factor.outputs.at(o).present()) size = call.out[o].local.at(static_cast<size_t>(factor.outputs[o].dim));
+  // Element k of the result reads from k * stride - low of the operand on; transposed, the other way round.
+  const int64_t first = w.transposed ? low - w.low + held.begin * w.stride : held.begin + w.low - low;
+  if (!w.transposed && first % w.stride) refuse("padding {} of {} lies between two of its results", low, factor.name);
+  const int64_t begin = w.transposed ? first : first / w.stride;
+  const Interval made{begin, begin + size};
+  if (size <= 0 || begin < 0 || made.end > w.result)
+    refuse("with padding {}, [{}:{}] of {} would give [{}:{}] of {}", low, held.begin, held.end, factor.name,
+           made.begin, made.end, w.result);
+  if (said && !(said->set == Set(made)))
+    refuse("with padding {}, [{}:{}] of {} gives [{}:{}], and another operand has {}", low, held.begin, held.end,
+           factor.name, made.begin, made.end, to_string(said->set));
+  const auto rounded_up = [](int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); };
+  Interval needed{made.begin * w.stride - w.low, (made.end - 1) * w.stride - w.low + w.reach};
+  if (w.transposed)
+    needed = {rounded_up(made.begin + w.low - w.reach + 1, w.stride), (made.end - 1 + w.low) / w.stride + 1};
+  needed = {std::max<int64_t>(needed.begin, 0), std::min(needed.end, w.source)};
+  if (needed.size() > 0 && (needed.begin < held.begin || needed.end > held.end))
+    refuse("[{}:{}] of {} needs [{}:{}] of what it reads, and [{}:{}] is there", made.begin, made.end, factor.name,
+           needed.begin, needed.end, held.begin, held.end);
+  // As many as the kernel makes of these.
+  const bool gradient = call.attrs.contains("spatial");
+  const int64_t more = entry("output_padding", factor.window_dim);
+  const bool fits = !w.transposed ? (held.size() + low + high - w.reach) / w.stride + 1 == size
+                    : gradient    ? entry("spatial", factor.window_dim) == size &&
+                                     (size + low + high - w.reach) / w.stride + 1 == held.size()
+                               : (held.size() - 1) * w.stride + w.reach + more - low - high == size;
+  if (!fits)
+    refuse("padding {} and {} do not make {} of {} out of {} ({})", low, high, size, factor.name, held.size(), op.name);
+  return made;
+}
+
 std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   const Op& op = ref_.graph().op(id);
   const Shape& shape = shape_of(id);
@@ -574,6 +712,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     }
   };
   std::vector<size_t> partial;
+  std::vector<std::optional<Interval>> read(list.size());  // through a window
   for (size_t i = 0; i < call.in.size(); ++i) {
     const Value* v = call.in[i].value;
     if (!v) continue;
@@ -591,7 +730,13 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       const int f = shape.in[i].owner[k];
       if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) continue;  // below, when samples are known
       if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
-        if (!d.whole()) no_rule("{} reads a part of operand {} through a window", op.name, i);
+        if (d.any || d.set.runs().size() != 1)
+          no_rule("{} reads {} of operand {} through a window", op.name, to_string(d.set), i);
+        std::optional<Interval>& mine = read[static_cast<size_t>(f)];
+        if (mine && !(*mine == d.set.runs()[0]))
+          refuse("operand {} has {} of {}, another one [{}:{}]", i, to_string(d.set), list[static_cast<size_t>(f)].name,
+                 mine->begin, mine->end);
+        mine = d.set.runs()[0];
       } else if (f >= 0) {
         take(f, d, i);
       } else if (!d.whole()) {
@@ -610,6 +755,12 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
         of[f] = Digit{layout.digits[k], Set::first(call.in[i].local[dim]), true};
     }
   }
+  for (size_t f = 0; f < list.size(); ++f)
+    for (size_t i = 0; i < call.in.size() && list[f].window.source == 1; ++i)  // which has no digit of its own
+      if (list[f].reads_through(i) && call.in[i].value && !ref_.constant(call.in[i].value->tensor))
+        read[f] = Interval{0, call.in[i].local.at(static_cast<size_t>(list[f].inputs[i].dim))};
+  for (size_t f = 0; f < list.size(); ++f)
+    if (read[f]) of[f] = Digit{list[f].extent, Set(made_through(call, op, list[f], *read[f], of[f]))};
   // Factors that results alone have.
   for (size_t o = 0; o < call.out.size(); ++o) {
     const Layout& layout = shape.out[o];
@@ -633,8 +784,8 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       if (n > layout.digits[k]) refuse("it makes {} of {}", to_string(call.out[o].local), to_string(dims));
       Digit d{layout.digits[k], Set::first(n)};
       if (n != layout.digits[k]) {
-        const bool read = std::any_of(factor.through.begin(), factor.through.end(), [](bool t) { return t; });
-        if (read) no_rule("{} makes a part of what it reads through a window", op.name);
+        const bool through = std::any_of(factor.through.begin(), factor.through.end(), [](bool t) { return t; });
+        if (through) no_rule("{} makes a part of what it reads through a window", op.name);
         if (factor.begin_attr) {
           const int64_t begin = attr_int(call.attrs, factor.begin_attr);
           d.set = Set(Interval{begin, begin + n});
@@ -660,13 +811,13 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     if (d.extent != list[f].extent) no_rule("the extent of {} of {}", list[f].name, op.name);
     if (d.whole()) continue;
     switch (list[f].kind) {
-      case FactorKind::kMap: break;
+      case FactorKind::kMap:
+      case FactorKind::kWindow: break;
       case FactorKind::kReduce:
       case FactorKind::kLookup:
         if (d.any && list[f].kind == FactorKind::kLookup) no_rule("{} looks up any of {}", op.name, list[f].name);
         break;
       case FactorKind::kStream: no_rule("{} is computed piece by piece along {}", op.name, list[f].name);
-      case FactorKind::kWindow: no_rule("{} is cut through a window ({})", op.name, list[f].name);
       default: refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
     }
     for (const Interval& run : d.set.runs())
@@ -758,8 +909,6 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
         continue;
       }
       digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[static_cast<size_t>(f)]);
-      if (f >= 0 && list[static_cast<size_t>(f)].window.present())
-        digits.back() = Digit{layout.digits[k], Set::first(layout.digits[k])};
       if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
       local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
     }
@@ -804,15 +953,20 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
         local[0] *= groups ? groups->size() : 0;
         continue;
       }
-      const bool own = f >= 0 && !list[static_cast<size_t>(f)].reads_through(i);
-      local[static_cast<size_t>(shape.in[i].dim[k])] *=
-          own ? sets[static_cast<size_t>(f)].set.size() : shape.in[i].digits[k];
+      int64_t n = shape.in[i].digits[k];
+      if (f >= 0 && !list[static_cast<size_t>(f)].reads_through(i))
+        n = sets[static_cast<size_t>(f)].set.size();
+      else if (f >= 0 && read[static_cast<size_t>(f)])
+        n = read[static_cast<size_t>(f)]->size();
+      local[static_cast<size_t>(shape.in[i].dim[k])] *= n;
     }
     if (!same_rows(op, local, call.in[i].local))
       refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local), describe(ref_, *call.in[i].value),
              to_string(local));
   }
-  check_attrs(call, op, shape, sets, call.out.empty() ? Dims{} : call.out[0].local);
+  std::vector<bool> windows;
+  for (const auto& interval : read) windows.push_back(interval.has_value());
+  check_attrs(call, op, shape, sets, windows, call.out.empty() ? Dims{} : call.out[0].local);
   check_box(call, op, out);
   return out;
 }
@@ -825,7 +979,7 @@ static bool is_same_dtype(std::string_view name, const Attr& a, const Attr& b) {
 }
 
 void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
-                          const Dims& first_result) {
+                          const std::vector<bool>& windows, const Dims& first_result) {
   const OpDef& d = def(op.code);
   Attrs wanted = op.attrs;
   Attrs also;  // what else is as right
@@ -838,6 +992,25 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
     if (role == AttrRole::kEnds)
       for (size_t k = 0; k < ints->size(); ++k)
         if (call.in[0].local[k] != ref_.tensor(op.inputs[0]).dims[k]) (*ints)[k] = call.in[0].local[k];
+  }
+  // Of windows, entries that made_through() has looked at; left out are zeros.
+  for (const char* name : kWindowAttrs) {
+    const auto here = call.attrs.find(name);
+    if (here == call.attrs.end() || !op.attrs.contains(name)) continue;
+    const auto *mine = std::get_if<Ints>(&here->second), *own = std::get_if<Ints>(&op.attrs.at(name));
+    if (mine == nullptr || own == nullptr) continue;
+    const size_t each = std::string_view(name) == "padding" ? 2 : 1;
+    Ints found = *mine, expected = *own;
+    for (size_t f = 0; f < windows.size(); ++f) {
+      const Factor& factor = shape.factors->list[f];
+      if (!factor.window.present()) continue;
+      found.resize(std::max(found.size(), each * factor.window_rank));
+      expected.resize(found.size());
+      for (size_t k = 0; k < each && windows[f]; ++k)
+        expected[each * factor.window_dim + k] = found[each * factor.window_dim + k];
+      if (!windows[f] && std::string_view(name) == "spatial") expected[factor.window_dim] = sets[f].set.size();
+    }
+    if (found == expected) also[name] = here->second;
   }
   for (size_t f = 0; f < sets.size(); ++f) {
     const Factor& factor = shape.factors->list[f];

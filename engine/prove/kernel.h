@@ -63,14 +63,19 @@ class Kernels {
   void exempt_sum(const Value& value);
   // More terms of a sum, beside those that it has.
   std::optional<Value> more_terms(const KernelCall& call);
+  std::optional<Value> two_of_sum(const KernelCall& call);
+  std::optional<std::vector<Value>> of_summand(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
   Value constant(const Result& result, double value);
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
   std::vector<Value> match(const KernelCall& call, OpId op);
+  Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
+                        const std::optional<Digit>& said) const;
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call);
+  // `windows`: of each factor, whether its padding has been looked at.
   void check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
-                   const Dims& first_result);
+                   const std::vector<bool>& windows, const Dims& first_result);
   void check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results);
   std::string unlike(const KernelCall& call) const;
 

@@ -105,8 +105,10 @@ std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, 
   if (outer * extent * inner != size()) return {};
   std::vector<Digit> out;
   size_t i = 0, end = digits_.size();
-  for (; i < end && outer > 1 && outer % std::max<int64_t>(digits_[i].set.size(), 1) == 0; ++i)
+  for (; i < end && outer % std::max<int64_t>(digits_[i].set.size(), 1) == 0; ++i) {
+    if (outer == 1 && (digits_[i].set.size() != 1 || i + 1 == end)) break;
     outer /= digits_[i].set.size(), out.push_back(digits_[i]);
+  }
   if (outer > 1 && i == end) return {};
   while (end > i && inner % std::max<int64_t>(digits_[end - 1].set.size(), 1) == 0 &&
          (inner > 1 || digits_[end - 1].set.size() == 1) && end - 1 > i)
