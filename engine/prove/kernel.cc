@@ -39,6 +39,16 @@ bool same_rows(const Op& op, const Dims& a, const Dims& b) {
   return a.back() == b.back() && element_count(a) == element_count(b);
 }
 
+// All but the last dimension as one.
+Dims in_rows(const Dims& dims) {
+  if (dims.size() <= 2) return dims;
+  return {element_count(dims) / dims.back(), dims.back()};
+}
+// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
+bool makes_rows(const KernelCall& call) {
+  return has_flag(call.code, kProduct) && call.name.find('#') != call.name.npos;
+}
+
 // Ops that combine two values as collectives combine many.
 constexpr std::pair<OpCode, Combine> kPairs[] = {{OpCode::k_add, Combine::kSum},
                                                  {OpCode::k_maximum, Combine::kMax},
@@ -50,7 +60,7 @@ std::optional<Combine> combines_terms(const KernelCall& call) {
   for (const auto& [code, combine] : kPairs) {
     if (call.code != code) continue;
     const Value &a = *call.in.at(0).value, &b = *call.in.at(1).value;
-    if (a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole()) return combine;
+    if (a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole() && !(a.terms == b.terms)) return combine;
   }
   return {};
 }
@@ -102,16 +112,25 @@ std::string describe(const Reference& ref, const Value& v) {
   return out;
 }
 
-const Kernels::Shape& Kernels::shape_of(OpId id) {
-  const auto [at, added] = shapes_.try_emplace(id);
+const Kernels::Shape& Kernels::shape_of(OpId id, bool rows) {
+  const auto [at, added] = shapes_.try_emplace({id, rows});
   Shape& shape = at->second;
   if (!added) return shape;
   const Op& op = ref_.graph().op(id);
-  shape.factors = &ref_.factors(op);
+  if (rows) {
+    OpView view = view_of(ref_.graph(), op);
+    for (std::vector<TensorType>* types : {&view.inputs, &view.outputs})
+      for (TensorType& t : *types) t.dims = in_rows(t.dims);
+    shape.of_rows = def(op.code).factors(view);
+    shape.factors = &shape.of_rows;
+  } else {
+    shape.factors = &ref_.factors(op);
+  }
   const auto lay_out = [&](TensorId tensor, size_t operand, bool input) {
     Layout out;
     if (tensor == kNone) return out;
-    const Dims& dims = ref_.tensor(tensor).dims;
+    out.dims = rows ? in_rows(ref_.tensor(tensor).dims) : ref_.tensor(tensor).dims;
+    const Dims& dims = out.dims;
     for (size_t d = 0; d < dims.size(); ++d) {
       std::vector<int64_t> bounds{1, dims[d]};
       struct Own {
@@ -536,7 +555,7 @@ std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
     const Value& x = *call.in[at].value;
     const TensorId sum = ref_.root(op.inputs[at]);
     const TensorIds all = summands_of(ref_, sum);
-    const std::vector<std::vector<int>>& linear = shape_of(id).factors->linear;
+    const std::vector<std::vector<int>>& linear = shape_of(id, false).factors->linear;
     if (std::ranges::count(linear, std::vector<int>{static_cast<int>(at)}) == 0) continue;
     const TensorIds mine = x.terms.whole() ? summands_of(ref_, x.tensor) : TensorIds{x.tensor};
     if (all.size() <= mine.size() || !has_all(all, mine) || ref_.tensor(sum).dtype != x.dtype) continue;
@@ -692,7 +711,7 @@ Interval Kernels::made_through(const KernelCall& call, const Op& op, const Facto
 
 std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   const Op& op = ref_.graph().op(id);
-  const Shape& shape = shape_of(id);
+  const Shape& shape = shape_of(id, makes_rows(call));
   const std::vector<Factor>& list = shape.factors->list;
   if (call.out.size() > op.outputs.size())
     refuse("it makes {} results, {} of the one-device program {}", call.out.size(), op.name, op.outputs.size());
@@ -730,7 +749,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       const int f = shape.in[i].owner[k];
       if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) continue;  // below, when samples are known
       if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
-        if (d.any || d.set.runs().size() != 1)
+        if ((d.any && !d.whole()) || d.set.runs().size() != 1)
           no_rule("{} reads {} of operand {} through a window", op.name, to_string(d.set), i);
         std::optional<Interval>& mine = read[static_cast<size_t>(f)];
         if (mine && !(*mine == d.set.runs()[0]))
@@ -872,12 +891,20 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     const auto linear = std::find_if(shape.factors->linear.begin(), shape.factors->linear.end(), holds);
     const bool same_combine =
         std::all_of(partial.begin(), partial.end(), [&](size_t i) { return call.in[i].value->combine == combine; });
-    if (!same_combine || combine != Combine::kSum || linear == shape.factors->linear.end()) {
+    const auto alone = [&](size_t i) {
+      return std::ranges::count(shape.factors->linear, std::vector<int>{static_cast<int>(i)}) > 0;
+    };
+    std::optional<Terms> pairs;  // linear in either of two
+    if (linear == shape.factors->linear.end() && partial.size() == 2 && alone(partial[0]) && alone(partial[1]))
+      pairs = call.in[partial[0]].value->terms.times(call.in[partial[1]].value->terms);
+    if (!same_combine || combine != Combine::kSum || (linear == shape.factors->linear.end() && !pairs)) {
       if (call.in[partial[0]].value->terms.counted()) no_rule("terms of {} of which there are many alike", op.name);
       refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
              describe(ref_, *call.in[partial[0]].value), op.name);
     }
-    for (const int i : *linear) {
+    if (pairs) terms = std::move(*pairs);
+    const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
+    for (const int i : together) {
       const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
       if (!v) continue;
       Terms mine = v->terms;
@@ -900,7 +927,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     Value v{.tensor = ref_.root(op.outputs[o]), .dtype = call.out[o].dtype};
     const Layout& layout = shape.out[o];
     std::vector<Digit> digits;
-    Dims local(whole.dims.size(), 1);
+    Dims local(layout.dims.size(), 1);
     for (size_t k = 0; k < layout.owner.size(); ++k) {
       const int f = layout.owner[k];
       if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) {
@@ -946,7 +973,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   // Operands must have the dims that their parts have.
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value) continue;
-    Dims local(ref_.tensor(op.inputs[i]).dims.size(), 1);
+    Dims local(shape.in[i].dims.size(), 1);
     for (size_t k = 0; k < shape.in[i].owner.size(); ++k) {
       const int f = shape.in[i].owner[k];
       if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) {

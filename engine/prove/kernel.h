@@ -2,6 +2,7 @@
 // the operands are cut to.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -44,14 +45,15 @@ class Kernels {
  private:
   // The digits of an operand or result that factors own, outermost first; -1: no factor's.
   struct Layout {
-    Dims digits;
+    Dims dims, digits;
     std::vector<int> owner, dim;
   };
   struct Shape {
     const Factors* factors = nullptr;
+    Factors of_rows = {};
     std::vector<Layout> in, out;
   };
-  const Shape& shape_of(OpId op);
+  const Shape& shape_of(OpId op, bool rows);  // of a product's leading dimensions as one
 
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
@@ -81,7 +83,7 @@ class Kernels {
 
   Reference& ref_;
   std::vector<DType> sum_dtypes_;
-  std::unordered_map<OpId, Shape> shapes_;
+  std::map<std::pair<OpId, bool>, Shape> shapes_;
   std::set<std::string> exemptions_;
 };
 

@@ -239,13 +239,6 @@ TensorId Reference::output(const std::string& name) const {
   return kNone;
 }
 
-bool Reference::has_windows() {
-  return std::any_of(g_.ops.begin(), g_.ops.end(), [&](const Op& op) {
-    const std::vector<Factor>& list = factors(op).list;
-    return std::any_of(list.begin(), list.end(), [](const Factor& f) { return f.window.present(); });
-  });
-}
-
 std::string Reference::name(TensorId id) const {
   if (id == kNone) return "nothing";
   const Tensor& t = g_.tensor(id);

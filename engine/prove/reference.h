@@ -49,8 +49,6 @@ class Reference {
   // The gradient of a variable, or a summand of one.
   bool is_of_gradients(TensorId root) const { return of_gradients_.contains(root); }
 
-  bool has_windows();  // some op reads through one
-
   // What the user called it, as near as the program knows.
   std::string name(TensorId id) const;
 

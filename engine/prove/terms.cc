@@ -117,6 +117,22 @@ void Terms::restrict(const TermBox& box) {
       }
 }
 
+std::optional<Terms> Terms::times(const Terms& other) const {
+  if (summands_.size() != 1 || other.summands_.size() != 1) return {};
+  Terms out = *this;
+  out.summands_[0].boxes.clear();
+  for (const TermBox& a : summands_[0].boxes)
+    for (const TermBox& b : other.summands_[0].boxes) {
+      TermBox both = a;
+      both.insert(both.end(), b.begin(), b.end());
+      std::ranges::sort(both, {}, &FactorSet::key);
+      for (size_t k = 1; k < both.size(); ++k)
+        if (both[k].key == both[k - 1].key) return {};
+      out.summands_[0].boxes.push_back(std::move(both));
+    }
+  return out;
+}
+
 bool Terms::beside(const Terms& other) {
   for (const Summand& theirs : other.summands_) {
     const auto at = std::lower_bound(summands_.begin(), summands_.end(), theirs.tensor,

@@ -2,6 +2,7 @@
 // terms of the factor's positions there alone; what is linear in it passes them on. A value without terms is whole.
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -51,6 +52,9 @@ class Terms {
   bool counted() const;  // of some terms only the number is known
   // Each term at these positions only.
   void restrict(const TermBox& box);
+  // Of a product of two sums of one summand each: every term of one with every term of the other. None: they have a
+  // factor in common.
+  std::optional<Terms> times(const Terms& other) const;
   // Beside terms of other summands; "": done, else what both have and how it differs.
   bool beside(const Terms& other);
   // Terms of the same sum: returns a summand that both have some of (then nothing is right), or kNone.
