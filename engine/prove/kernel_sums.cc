@@ -1,0 +1,199 @@
+// Sums whose terms come one after the other: over micro-batches, in another order than the program's, in another type.
+#include <algorithm>
+#include <optional>
+
+#include "prove/kernel.h"
+
+namespace whale::proof {
+namespace {
+
+// How often a tensor is a summand of another one, as it is; 2 where nobody looks on.
+int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& looks) {
+  if (sum == summand) return 1;
+  const OpId made = ref.tensor(sum).producer;
+  if (made == kNone || ref.graph().op(made).code != OpCode::k_add) return 0;
+  int64_t n = 0;
+  for (const TensorId id : ref.graph().op(made).inputs) {
+    if (--looks < 0) return 2;
+    if (ref.tensor(id).dims == ref.tensor(sum).dims) n += times_in(ref, ref.root(id), summand, looks);
+  }
+  return n;
+}
+
+// The tensors that a sum is made of, if they are few and each is in it once.
+TensorIds summands_of(const Reference& ref, TensorId sum) {
+  constexpr size_t kMost = 16;
+  TensorIds left{sum}, out;
+  while (!left.empty()) {
+    const TensorId id = left.back();
+    left.pop_back();
+    const OpId made = ref.tensor(id).producer;
+    const bool adds = made != kNone && ref.graph().op(made).code == OpCode::k_add;
+    if (adds && std::ranges::all_of(ref.graph().op(made).inputs,
+                                    [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
+      for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
+    else if (std::ranges::count(out, id) || out.size() == kMost)
+      return {};
+    else
+      out.push_back(id);
+  }
+  return out;
+}
+
+bool has_all(const TensorIds& all, const TensorIds& some) {
+  return !some.empty() && std::ranges::all_of(some, [&](TensorId id) { return std::ranges::count(all, id) > 0; });
+}
+
+// Of a sum of `all`, the terms of `some`.
+Terms terms_of(TensorIds all, const TensorIds& some, const std::vector<TermBox>& boxes) {
+  std::ranges::sort(all);
+  std::vector<Summand> out;
+  for (const TensorId id : all) out.push_back({id, std::ranges::count(some, id) ? boxes : std::vector<TermBox>{}});
+  return Terms::of(std::move(out));
+}
+
+}  // namespace
+
+bool Kernels::is_asked_sum(const Value& value) const {
+  return std::ranges::count(sum_dtypes_, value.dtype) > 0 && ref_.is_of_gradients(value.tensor);
+}
+
+void Kernels::exempt_sum(const Value& value) {
+  if (is_asked_sum(value) && value.dtype != ref_.tensor(value.tensor).dtype)
+    exempt(fmt::format("gradients are added up in {}, as an option of the plan asks", name_of(value.dtype)));
+}
+
+// Of sums that are kept in another type than the program's.
+std::optional<Value> Kernels::cast(const KernelCall& call) {
+  const Value& x = *call.in.at(0).value;
+  const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
+  Value out = x;
+  out.dtype = to;
+  if (x.dtype != to && (is_asked_sum(x) || is_asked_sum(out))) {
+    exempt_sum(x), exempt_sum(out);
+    return out;
+  }
+  if (x.dtype == own || to != own || x.dtype != accumulate_dtype(own)) return {};
+  if (!x.terms.whole()) refuse("{} is rounded before all terms are there", describe(ref_, x));
+  return out;
+}
+
+std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view combine) {
+  const Value &sum = *call.in.at(0).value, &x = *call.in.at(1).value;
+  if (call.in[0].local != call.in[1].local)
+    refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
+  Value out = x;
+  out.dtype = sum.dtype;
+  exempt_sum(out);
+  if (const double* c = ref_.constant(sum.tensor)) {
+    if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
+    if (!x.terms.whole() && combine != name_of(x.combine))
+      refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
+    return {out};
+  }
+  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
+  if (sum.tensor != x.tensor) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
+  if (!same(sum.region, x.region)) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
+  if (sum.terms.whole() || x.terms.whole())
+    refuse("it adds {} to {}: one of them is the whole sum already", describe(ref_, x), describe(ref_, sum));
+  if (sum.combine != x.combine || combine != name_of(x.combine))
+    refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
+  out.terms = sum.terms;
+  Terms more = x.terms;
+  Terms::name_alike(out.terms, more, x.tensor);
+  if (const TensorId twice = out.terms.join(more); twice != kNone) {
+    if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
+    refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
+  }
+  return {out};
+}
+
+// The program adds these two in another order: a part of the smallest sum that has both.
+std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
+  if (call.code != OpCode::k_add || !call.in[0].value || !call.in[1].value || call.in[0].local != call.in[1].local)
+    return {};
+  const Value &a = *call.in[0].value, &b = *call.in[1].value;
+  if (!a.terms.whole() || !b.terms.whole() || a.dtype != b.dtype || !same(a.region, b.region)) return {};
+  const TensorIds left = summands_of(ref_, a.tensor), right = summands_of(ref_, b.tensor);
+  if (std::ranges::any_of(left, [&](TensorId id) { return std::ranges::count(right, id) > 0; })) return {};
+  TensorIds best, both = left;
+  both.insert(both.end(), right.begin(), right.end());
+  TensorId sum = kNone;
+  for (const OpId id : ref_.ops_of(OpCode::k_add)) {
+    const TensorId out = ref_.root(ref_.graph().op(id).outputs[0]);
+    if (ref_.tensor(out).dims != ref_.tensor(a.tensor).dims || ref_.tensor(out).dtype != a.dtype) continue;
+    TensorIds all = summands_of(ref_, out);
+    if (!has_all(all, left) || !has_all(all, right)) continue;
+    if (sum == kNone || all.size() < best.size()) sum = out, best = std::move(all);
+  }
+  if (sum == kNone) return {};
+  std::ranges::sort(best);
+  std::vector<Summand> terms;
+  for (const TensorId id : best) terms.push_back({id, std::vector<TermBox>(id == a.tensor || id == b.tensor ? 1 : 0)});
+  Value out = a;
+  out.tensor = sum, out.terms = Terms::of(std::move(terms)), out.combine = Combine::kSum;
+  return out;
+}
+
+// The program adds before an op that is linear (of layers that are one, in form); a plan may add behind it.
+std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
+  for (const OpId id : ref_.ops_of(call.code)) {
+    const Op& op = ref_.graph().op(id);
+    if (op.inputs.size() != call.in.size()) continue;
+    size_t at = call.in.size(), unlike = 0;
+    for (size_t i = 0; i < op.inputs.size(); ++i)
+      if ((call.in[i].value ? call.in[i].value->tensor : kNone) != ref_.root(op.inputs[i])) at = i, ++unlike;
+    if (unlike != 1 || !call.in[at].value || op.inputs[at] == kNone) continue;
+    const Value& x = *call.in[at].value;
+    const TensorId sum = ref_.root(op.inputs[at]);
+    const TensorIds all = summands_of(ref_, sum);
+    const std::vector<std::vector<int>>& linear = shape_of(id, false).factors->linear;
+    if (std::ranges::count(linear, std::vector<int>{static_cast<int>(at)}) == 0) continue;
+    const TensorIds mine = x.terms.whole() ? summands_of(ref_, x.tensor) : TensorIds{x.tensor};
+    if (all.size() <= mine.size() || !has_all(all, mine) || ref_.tensor(sum).dtype != x.dtype) continue;
+    if (!x.terms.whole() && (x.combine != Combine::kSum || x.terms.summands().size() != 1)) continue;
+    Value instead = x;
+    instead.tensor = sum, instead.combine = Combine::kSum;
+    instead.terms = terms_of(all, mine, x.terms.whole() ? std::vector<TermBox>(1) : x.terms.summands()[0].boxes);
+    KernelCall with = call;
+    with.in[at].value = &instead;
+    try {
+      return match(with, id);
+    } catch (const Stop&) {  // another one may fit
+    }
+  }
+  return {};
+}
+
+// The program adds whole tensors in its order; a plan may add what unlike replicas made of each as it comes.
+std::optional<Value> Kernels::more_terms(const KernelCall& call) {
+  if (call.code != OpCode::k_add || call.in[0].local != call.in[1].local) return {};
+  int looks = 1000;
+  const auto times = [&](TensorId sum, TensorId summand) { return times_in(ref_, sum, summand, looks); };
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    if (!call.in[0].value || !call.in[1].value) return {};
+    const Value &sum = *call.in[i].value, &x = *call.in[1 - i].value;
+    if (sum.terms.whole() || sum.combine != Combine::kSum || sum.dtype != x.dtype || !same(sum.region, x.region) ||
+        (!x.terms.whole() && x.combine != Combine::kSum))
+      continue;
+    Terms more = x.terms;
+    if (more.whole()) more.add_summand(x.tensor);
+    // Each is in the sum once, and none in another one.
+    bool once = true;
+    for (const Terms* terms : {&sum.terms, static_cast<const Terms*>(&more)})
+      for (const Summand& s : terms->summands()) once = once && times(sum.tensor, s.tensor) == 1;
+    for (const Summand& a : sum.terms.summands())
+      for (const Summand& b : more.summands())
+        once = once && (a.tensor == b.tensor || (times(a.tensor, b.tensor) == 0 && times(b.tensor, a.tensor) == 0));
+    if (!once) continue;
+    Value out = sum;
+    if (const TensorId twice = out.terms.join(more); twice != kNone) {
+      if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
+      refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
+    }
+    return out;
+  }
+  return {};
+}
+
+}  // namespace whale::proof
