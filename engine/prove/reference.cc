@@ -170,16 +170,28 @@ void Reference::index() {
     for (size_t k = 0; k < op.outputs.size(); ++k)
       root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
   }
+  find_gradients();
+}
+
+// What updates read besides variables, and what that is a sum or a scaled form of.
+void Reference::find_gradients() {
   std::vector<TensorId> left;
   for (const NamedTensor& g : g_.gradients) left.push_back(root(g.tensor));
+  const auto made_by = [&](TensorId id) { return id == kNone ? kNone : g_.tensor(id).producer; };
+  for (const Op& op : g_.ops)
+    if (has_flag(op.code, kUpdateOp))
+      for (const TensorId id : op.inputs)
+        if (made_by(id) != kNone && !g_.tensor(id).dims.empty()) left.push_back(root(id));
   while (!left.empty()) {
     const TensorId id = left.back();
     left.pop_back();
-    if (id == kNone || !of_gradients_.insert(id).second) continue;
-    const OpId made = g_.tensor(id).producer;
-    if (made == kNone || g_.op(made).code != OpCode::k_add) continue;
-    for (const TensorId summand : g_.op(made).inputs)
-      if (g_.tensor(summand).dims == g_.tensor(id).dims) left.push_back(root(summand));
+    if (id == kNone || !of_gradients_.insert(id).second || made_by(id) == kNone) continue;
+    const Op& op = g_.op(made_by(id));
+    constexpr OpCode kScales[] = {OpCode::k_mul, OpCode::k_div, OpCode::k_cast, OpCode::k_unscale};
+    const bool scales = std::ranges::count(kScales, op.code) > 0;
+    if (op.code != OpCode::k_add && !scales) continue;
+    for (const TensorId from : op.inputs)
+      if (g_.tensor(from).dims == g_.tensor(id).dims && (!scales || from == op.inputs[0])) left.push_back(root(from));
   }
 }
 

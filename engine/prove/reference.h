@@ -62,6 +62,7 @@ class Reference {
     size_t operator()(const Reads& reads) const;
   };
   void index();
+  void find_gradients();
 
   Graph g_;
   FactorTable factors_;

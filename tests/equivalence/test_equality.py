@@ -57,6 +57,17 @@ def test_equal_to_one_device(results, case):
     assert told["result"] in ("equal", "refused", "partly"), told["command"] + "\n" + told["message"]
 
 
+@pytest.mark.parametrize("case", [dict(c, name=equality.name_of(c)) for c in equality.cases()], ids=lambda c: c["name"])
+def test_is_proven(case):
+    """By `whale prove`, which runs nothing: no false alarm, and a rule for all that is in it."""
+    if equality.obstacles(case):
+        pytest.skip("not planned or not run, as test_equal_to_one_device says")
+    model = equality.model_file(case["model"], case["optimizer"], case["rows"])
+    command = [equality.WHALE, "prove", str(model), *equality.options_of(case)]
+    told = equality.started(command)
+    assert told.returncode == 0, " ".join(command) + "\n" + told.stdout + told.stderr
+
+
 def test_every_name_selects_its_case():
     """Names are keys of the results and ids of the tests, which `pytest -k` takes in no other letters."""
     names = [equality.name_of(c) for c in equality.cases()] + [test_presets.name_of(*each) for each in test_presets.CASES]
