@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "prove/reference.h"
+#include "prove/tree.h"
 #include "prove/value.h"
 
 namespace whale::proof {
@@ -36,7 +37,8 @@ struct KernelCall {
 class Kernels {
  public:
   // `sum_dtypes`: types that the plan's options ask for sums of gradients.
-  Kernels(Reference& reference, std::vector<DType> sum_dtypes) : ref_(reference), sum_dtypes_(std::move(sum_dtypes)) {}
+  Kernels(Reference& reference, std::vector<DType> sum_dtypes, const Tree& tree)
+      : ref_(reference), sum_dtypes_(std::move(sum_dtypes)), tree_(tree) {}
   std::vector<Value> run(const KernelCall& call);
   // Where rounding is another one than the program's, in words.
   const std::set<std::string>& exemptions() const { return exemptions_; }
@@ -83,6 +85,7 @@ class Kernels {
 
   Reference& ref_;
   std::vector<DType> sum_dtypes_;
+  const Tree& tree_;
   std::map<std::pair<OpId, bool>, Shape> shapes_;
   std::set<std::string> exemptions_;
 };

@@ -98,6 +98,10 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
     refuse("it adds {} to {}: one of them is the whole sum already", describe(ref_, x), describe(ref_, sum));
   if (sum.combine != x.combine || combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
+  const Tree::Said said = tree_.said_of(sum.terms, x.terms);
+  if (!said.fault.empty())
+    refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
+  if (said.counted) exempt(fmt::format("of {}, whose terms are alike, the order is not known", ref_.name(x.tensor)));
   out.terms = sum.terms;
   Terms more = x.terms;
   Terms::name_alike(out.terms, more, x.tensor);

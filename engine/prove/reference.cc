@@ -195,6 +195,33 @@ void Reference::find_gradients() {
   }
 }
 
+bool Reference::is_of_batch(OpId op, int32_t factor) {
+  if (!batch_found_) find_batch(), batch_found_ = true;
+  return of_batch_.contains({op, factor});
+}
+
+// From the inputs on: a factor that a dimension of samples has, and the dimensions that it goes to.
+void Reference::find_batch() {
+  std::set<std::pair<TensorId, int>> carry;  // tensors and dimensions
+  for (size_t t = 0; t < g_.tensors.size(); ++t)
+    if (g_.tensors[t].kind == TensorKind::kInput && g_.tensors[t].batch_dim >= 0)
+      carry.insert({static_cast<TensorId>(t), g_.tensors[t].batch_dim});
+  for (size_t i = 0; i < g_.ops.size(); ++i) {
+    const Op& op = g_.ops[i];
+    const std::vector<Factor>& list = factors(op).list;
+    for (size_t f = 0; f < list.size(); ++f) {
+      bool has = false;
+      for (size_t k = 0; k < op.inputs.size() && k < list[f].inputs.size(); ++k)
+        has = has || (op.inputs[k] != kNone && list[f].inputs[k].present() &&
+                      carry.contains({op.inputs[k], list[f].inputs[k].dim}));
+      if (!has) continue;
+      of_batch_.insert({static_cast<OpId>(i), static_cast<int32_t>(f)});
+      for (size_t k = 0; k < op.outputs.size() && k < list[f].outputs.size(); ++k)
+        if (list[f].outputs[k].present()) carry.insert({op.outputs[k], list[f].outputs[k].dim});
+    }
+  }
+}
+
 const std::vector<OpId>* Reference::find(OpCode code, const TensorIds& roots) const {
   const auto at = reads_.find(Reads{code, roots});
   return at == reads_.end() ? nullptr : &at->second;

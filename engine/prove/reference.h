@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -49,6 +50,9 @@ class Reference {
   // The gradient of a variable, or a summand of one.
   bool is_of_gradients(TensorId root) const { return of_gradients_.contains(root); }
 
+  // Do positions of an op's factor stand for samples?
+  bool is_of_batch(OpId op, int32_t factor);
+
   // What the user called it, as near as the program knows.
   std::string name(TensorId id) const;
 
@@ -63,6 +67,7 @@ class Reference {
   };
   void index();
   void find_gradients();
+  void find_batch();
 
   Graph g_;
   FactorTable factors_;
@@ -74,6 +79,8 @@ class Reference {
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_;
+  std::set<std::pair<OpId, int32_t>> of_batch_;  // once it is asked for
+  bool batch_found_ = false;
 };
 
 // Each element of its result follows from one of its operand, whatever shape they have.

@@ -66,7 +66,8 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
       ref_(reference),
       symmetry_(symmetry),
       gaps_(has_gaps(symmetry.micro_batches())),
-      kernels_(reference, sum_dtypes_of(plan.options)),
+      tree_(reference, entry, plan.options.exact),
+      kernels_(reference, sum_dtypes_of(plan.options), tree_),
       fetched_(entry.outputs.size()) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
@@ -481,6 +482,14 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     const bool empty =
         std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
+    const bool adds = c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter;
+    for (size_t m = 1; m < e.in.size() && adds && tree_.asked(); ++m) {
+      const auto row = [&](size_t i) { return devices_[static_cast<size_t>(meeting.members[i])].row; };
+      if (row(m)->samples == row(m - 1)->samples) continue;
+      if (const Tree::Said said = tree_.said_of(e.in[m - 1]->terms, e.in[m]->terms); !said.fault.empty())
+        refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]),
+               said.fault);
+    }
     results[k] = exchanged(ref_, e);
     if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
     check_left_out(meeting, results[k]);

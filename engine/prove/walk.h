@@ -102,6 +102,7 @@ class Walk {
   Reference& ref_;
   const Symmetry& symmetry_;
   const bool gaps_;  // micro-batches are left out
+  const Tree tree_;
   Kernels kernels_;
   std::vector<Device> devices_;
   std::vector<std::vector<int32_t>> part_of_;                       // [group][device]: number of its part

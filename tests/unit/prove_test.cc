@@ -117,7 +117,7 @@ TEST_CASE("proof: plans of small models") {
   const Proof exact =
       prove(plan_of(mlp, "null:2", "replica", [](CompileOptions& o) { o.exact = true, o.accumulation = 4; }));
   CHECK_MESSAGE(exact.verdict == ProofVerdict::kProven, text(exact));
-  CHECK(has(text(exact), "not part of the proof"));
+  CHECK(has(text(exact), "added by the tree"));
 }
 
 TEST_CASE("proof: damage is refuted, and said where") {
@@ -213,6 +213,33 @@ TEST_CASE("proof: windows: halos are read, padding is at the edges alone") {
     });
     CHECK_MESSAGE(proof.verdict == ProofVerdict::kRefuted, text(proof));
   }
+}
+
+TEST_CASE("proof: exact mode adds micro-batches by the tree") {
+  const Graph g = small::mlp(24, OptimizerKind::kAdam).g;
+  for (const int micro_batches : {2, 3, 4, 6, 8})
+    for (const char* strategy : {"replica(1)", "replica(2)", "replica(3, shares=[3,2,1])", "pipeline(2)"}) {
+      CAPTURE(micro_batches);
+      CAPTURE(strategy);
+      const int devices = has(strategy, "1)") && !has(strategy, "3") ? 1 : has(strategy, "3") ? 3 : 2;
+      const Proof proof = prove(plan_of(g, fmt::format("null:{}", devices), strategy,
+                                        [&](CompileOptions& o) { o.exact = true, o.accumulation = micro_batches; }));
+      CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, text(proof));
+      CHECK(has(text(proof), "added by the tree"));
+    }
+  // The same sums in another order are no more than equal to rounding.
+  const auto with = [&](bool exact, size_t a, size_t b) {
+    Plan plan = plan_of(g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.accumulation = 4; });
+    auto& all = plan.entries[0].rows[0].samples;
+    for (SampleCut& cut : all)
+      if (cut.micro_batches.size() == 4) std::swap(cut.micro_batches[a], cut.micro_batches[b]);
+    plan.options.exact = exact;
+    return prove(plan, plan.entries[0]).verdict;
+  };
+  CHECK(with(true, 0, 1) == ProofVerdict::kProven);  // two halves of one node
+  CHECK(with(true, 1, 2) == ProofVerdict::kRefuted);
+  CHECK(with(true, 0, 3) == ProofVerdict::kRefuted);
+  CHECK(with(false, 1, 2) == ProofVerdict::kProven);
 }
 
 TEST_CASE("proof: sums of another kind are named") {
