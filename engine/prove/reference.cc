@@ -187,11 +187,13 @@ void Reference::find_gradients() {
     left.pop_back();
     if (id == kNone || !of_gradients_.insert(id).second || made_by(id) == kNone) continue;
     const Op& op = g_.op(made_by(id));
-    constexpr OpCode kScales[] = {OpCode::k_mul, OpCode::k_div, OpCode::k_cast, OpCode::k_unscale};
-    const bool scales = std::ranges::count(kScales, op.code) > 0;
+    // Linear in its first operand alone, the others being numbers.
+    const bool scales = std::ranges::count(factors(op).linear, std::vector<int>{0}) > 0 &&
+                        std::all_of(op.inputs.begin() + 1, op.inputs.end(),
+                                    [&](TensorId other) { return other == kNone || g_.tensor(other).dims.empty(); });
     if (op.code != OpCode::k_add && !scales) continue;
     for (const TensorId from : op.inputs)
-      if (g_.tensor(from).dims == g_.tensor(id).dims && (!scales || from == op.inputs[0])) left.push_back(root(from));
+      if (from != kNone && g_.tensor(from).dims == g_.tensor(id).dims) left.push_back(root(from));
   }
 }
 
