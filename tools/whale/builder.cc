@@ -97,6 +97,14 @@ Value Builder::rms_norm(const std::string& name, Value x) {
   return op("rms_norm", {x, parameter("weight", {dims(x).back()}, Init::ones())});
 }
 
+Value Builder::swiglu(const std::string& name, Value x, int64_t hidden, double deviation, double out_deviation) {
+  const auto scope_ = scope(name);
+  const int64_t width = dims(x).back();
+  const Value gate = linear("gate", x, hidden, false, Init::normal(deviation));
+  const Value up = linear("up", x, hidden, false, Init::normal(deviation));
+  return linear("down", mul(op("silu", {gate}), up), width, false, Init::normal(out_deviation));
+}
+
 Value Builder::batch_norm(const std::string& name, Value x, Init weight, int64_t groups) {
   const auto scope_ = scope(name);
   const int64_t width = dims(x).back();
@@ -126,10 +134,11 @@ Value Builder::attention(const std::string& name, Value x, const Attention& opti
   const AttrList attrs{{"causal", options.causal}, {"dropout", options.dropout}, {"scale", options.scale}};
   Value out;
   if (options.context == WHALE_NONE) {
-    const Value packed =
-        reshape(linear("qkv", x, 3 * heads * features, options.bias, init), {-1, shape[1], 3 * heads, features});
+    const int64_t kv_heads = options.kv_heads ? options.kv_heads : heads, all = heads + 2 * kv_heads;
+    Value packed = reshape(linear("qkv", x, all * features, options.bias, init), {-1, shape[1], all, features});
+    if (options.rotary > 0) packed = op("rotary", {packed}, {{"heads", heads + kv_heads}, {"base", options.rotary}});
     AttrList packed_attrs = attrs;
-    packed_attrs.emplace_back("kv_heads", heads);
+    packed_attrs.emplace_back("kv_heads", kv_heads);
     out = ops("attention", {packed, WHALE_NONE, WHALE_NONE, options.score_bias}, packed_attrs)[0];
   } else {
     const int64_t length = dims(options.context)[1];
