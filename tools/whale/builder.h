@@ -84,7 +84,7 @@ class Builder {
     Value score_bias = WHALE_NONE;  // added to the scores
     int64_t head_features = 0;      // 0: d / heads
     int64_t kv_heads = 0;           // of keys and values, which so many queries share; 0: heads
-    double rotary = 0;              // base of rotary positions of queries and keys, without a context; 0: none
+    double rotary = 0;              // base of rotary positions of queries and keys; 0: none
     double deviation = 0.02, out_deviation = 0.02;
   };
   Value attention(const std::string& name, Value x, const Attention& options);
