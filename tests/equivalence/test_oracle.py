@@ -90,11 +90,11 @@ def rotated(x, base):
     return jnp.concatenate([turned.real, turned.imag], -1)
 
 
-def causal(q, k, v):
-    t = q.shape[1]
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
-    scores = jnp.where(np.tril(np.ones((t, t), bool)), scores, -jnp.inf)
-    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(*q.shape[:2], -1)
+def causal(scores, v):
+    """scores [b, h, q, k], v [b, k, h, d] -> [b, q, h d]."""
+    t = scores.shape[-1]
+    shares = jax.nn.softmax(jnp.where(np.tril(np.ones((t, t), bool)), scores, -jnp.inf))
+    return jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(v.shape[0], t, -1)
 
 
 def llama(p, tokens, targets, heads=4, groups=2):
@@ -103,23 +103,19 @@ def llama(p, tokens, targets, heads=4, groups=2):
         h = rms_norm(p, f"{block}.norm1", x)
         q, k, v = (product(p, f"{block}.attention.{name}", h).reshape(*tokens.shape, n, -1) for name, n in (("query", heads), ("key", groups), ("value", groups)))
         k, v = (jnp.repeat(each, heads // groups, axis=2) for each in (rotated(k, 5e5), v))
-        x = x + product(p, f"{block}.attention.out", causal(rotated(q, 5e5), k, v))
+        x = x + product(p, f"{block}.attention.out", causal(jnp.einsum("bqhd,bkhd->bhqk", rotated(q, 5e5), k) / np.sqrt(q.shape[-1]), v))
         x = x + swiglu(p, f"{block}.mlp", rms_norm(p, f"{block}.norm2", x))
     return cross_entropy(product(p, "head", rms_norm(p, "norm", x)), targets)
 
 
 def latent_attention(p, name, x, heads, n):
-    """Each head's keys are put together one by one: what comes of the latent vector, and what all heads share."""
+    """Scores are a sum: of what comes of the latent vectors, and of the positions, whose keys all heads share."""
     b, t, _ = x.shape
     q = product(p, f"{name}.query_up", rms_norm(p, f"{name}.query_norm", product(p, f"{name}.query_down", x))).reshape(b, t, heads, -1)
     kv = product(p, f"{name}.kv_up", rms_norm(p, f"{name}.kv_norm", product(p, f"{name}.kv_down", x))).reshape(b, t, heads, -1)
     shared = rotated(product(p, f"{name}.key_position", x)[:, :, None], 1e4)[:, :, 0]
-    out = []
-    for h in range(heads):
-        query = jnp.concatenate([q[:, :, h, :n], rotated(q[:, :, h:h + 1, n:], 1e4)[:, :, 0]], -1)
-        key = jnp.concatenate([kv[:, :, h, :n], shared], -1)
-        out.append(causal(query[:, :, None], key[:, :, None], kv[:, :, h:h + 1, n:]))
-    return product(p, f"{name}.out", jnp.concatenate(out, -1))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q[..., :n], kv[..., :n]) + jnp.einsum("bqhd,bkd->bhqk", rotated(q[..., n:], 1e4), shared)
+    return product(p, f"{name}.out", causal(scores / np.sqrt(q.shape[-1]), kv[..., n:]))
 
 
 def routed(p, name, x, k, places):
@@ -130,17 +126,13 @@ def routed(p, name, x, k, places):
     order = jnp.argsort(-score, axis=-1)[..., :k]
     chosen = jnp.take_along_axis(score, order, -1)
     weight = chosen / chosen.sum(-1, keepdims=True)
-    taken = jnp.zeros((b, experts), int)
+    asked = jnp.swapaxes(order, 1, 2).reshape(b, -1)  # all first choices, then all second ones
+    before = ((asked[:, None, :] == asked[:, :, None]) & np.tri(k * t, k=-1, dtype=bool)).sum(-1)
+    fits = jnp.swapaxes((before < places).reshape(b, k, t), 1, 2)
     w = {each: p[f"{name}.experts.{each}.weight"] for each in ("gate", "up", "down")}
-    gate = jnp.einsum("btd,edh->beth", x, w["gate"])
-    all_of = jnp.einsum("beth,ehd->betd", jax.nn.silu(gate) * jnp.einsum("btd,edh->beth", x, w["up"]), w["down"])
-    y, rows = jnp.zeros_like(x), jnp.arange(b)
-    for choice in range(k):
-        for token in range(t):
-            expert = order[:, token, choice]
-            fits = (taken[rows, expert] < places)[:, None]
-            taken = taken.at[rows, expert].add(1)
-            y = y.at[:, token].add(jnp.where(fits, weight[:, token, choice, None] * all_of[rows, expert, token], 0))
+    hidden = jax.nn.silu(jnp.einsum("btd,edh->bteh", x, w["gate"])) * jnp.einsum("btd,edh->bteh", x, w["up"])
+    all_of = jnp.einsum("bteh,ehd->bted", hidden, w["down"])
+    y = (jnp.where(fits, weight, 0)[..., None] * jnp.take_along_axis(all_of, order[..., None], 2)).sum(2)
     first = jax.nn.one_hot(order[..., 0], experts).mean(1)
     return y, experts * (first * (score / score.sum(-1, keepdims=True)).mean(1)).sum(-1)
 
