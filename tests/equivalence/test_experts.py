@@ -54,3 +54,18 @@ def test_equal_to_one_device(folder, model, plan):
     assert done.returncode in (0, 1, 3), done.stderr
     result = json.loads(done.stdout)
     assert result["passed"], json.dumps(result["comparisons"], indent=1)
+
+
+@pytest.mark.parametrize("schedule,zero,memory", [("1f1b", "0", "1600000"), ("1f1b", "3", "1600000"), ("zb_h1", "3", "2000000")])
+def test_what_experts_exchanged_is_exchanged_again(folder, schedule, zero, memory):
+    """With blocks recomputed and memory short: the plan that fits has all-to-alls in the backward pass whose results others keep, and equals one device."""
+    path, plan = folder / "many.whale", folder / f"{schedule}-{zero}.plan"
+    model = "--layers 6 --dense-layers 1 --dim 32 --heads 2 --head-dim 8 --hidden 8 --seq 64 --vocab 32 --batch 32 --experts 8 --top-k 4"
+    subprocess.run([WHALE, "model", "deepseek", *model.split(), "-o", str(path)], check=True, capture_output=True)
+    options = ["--strategy", f"pipeline(2, micro_batches=8, schedule={schedule}) > replica(2)" + EXPERTS.format(2), "--recompute", "full", "--zero", zero]
+    again = [subprocess.run([WHALE, "plan", str(path), "--devices", devices, *options, "--all"], capture_output=True, text=True, check=True).stdout.count("exchanged.again")
+             for devices in ("cpu:4", f"cpu-{memory}B:4")]
+    assert again[0] == 0 and again[1] > 0
+    subprocess.run([WHALE, "plan", str(path), "--devices", f"cpu-{memory}B:4", *options, "-o", str(plan)], check=True, capture_output=True)
+    done = equality.started([WHALE, "verify", str(path), "--plan", str(plan), "--steps", "4", "--json"])
+    assert done.returncode == 0, done.stderr + done.stdout[-2000:]
