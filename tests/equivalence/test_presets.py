@@ -65,7 +65,7 @@ ROWS = [
 ]
 # What one device needs for a model that is larger than FITS, in GB. Each runs with its whole structure and smaller widths.
 FITS = 8
-LARGER = {"bert-large": 11.2, "t5-large": 15.8, "gpt3-175b": 240_700, "m6-10b": 2_100, "m6-1t": 6_400, "m6-10t": 64_200}
+LARGER = {"bert-large": 11.2, "t5-large": 15.8, "gpt3-175b": 240_700, "m6-10b": 2_100, "m6-1t": 6_400, "m6-10t": 64_200, "llama3-405b": 670_200, "deepseek-v3": 1_062_000}
 CASES = [(row, plan) for row in ROWS for plan in row.plans]
 
 
