@@ -17,7 +17,7 @@ struct Limits {
   int64_t file_bytes = INT32_MAX;  // where the offsets of FlatBuffers end
   int64_t ops = 1'000'000;
   int64_t tensors = 4'000'000;
-  int64_t elements = int64_t{1} << 50;
+  int64_t elements = int64_t{1} << 52;
   int64_t devices = 65536;
   int64_t plan_bytes = int64_t{64} << 30;
   std::string init_dir;

@@ -151,7 +151,7 @@ typedef struct whale_engine_options {
   int64_t max_file_bytes; /* of a graph or plan, as a file or as bytes; default and most: 2^31 - 1 */
   int64_t max_ops;        /* of a loaded graph or a program of a loaded plan; default 1,000,000 */
   int64_t max_tensors;    /* of a loaded graph, buffers of a program of a loaded plan; default 4,000,000 */
-  int64_t max_elements;   /* of all tensors of a loaded graph together; default 2^50 */
+  int64_t max_elements;   /* of all tensors of a loaded graph together; default 2^52 */
   int64_t max_devices;    /* of a cluster or a loaded plan; default and most: 65,536 */
   int64_t max_plan_bytes; /* estimated memory that making a plan takes, for any graph; default 64 GiB */
 } whale_engine_options;

@@ -165,7 +165,13 @@ std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpe
   if (std::optional<Plan> plan = plan_at_prices(graph, devices, options, nearest))
     return with_warmups ? with_faster_pipeline(graph, devices, options, std::move(*plan)) : std::move(*plan);
   if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return plan;
-  return plan_in_other_order(graph, devices, options, nearest);
+  if (std::optional<Plan> plan = plan_in_other_order(graph, devices, options, nearest)) return plan;
+  const std::optional<double> last = last_price(options);
+  if (!last) return std::nullopt;
+  Plan plan = make_plan(graph, devices, options, *last, true);
+  if (shortage_of(plan).bytes == 0) return plan;
+  nearest.judge(std::move(plan), options);
+  return std::nullopt;
 }
 
 // `asked`: by the user, without rooms.

@@ -1,6 +1,7 @@
 // What a plan would take, at one price of memory; of models that repeat, from a few of their layers.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "compile/compile.h"
@@ -11,6 +12,8 @@ namespace whale {
 // Memory becomes dearer from attempt to attempt, until what is planned fits the devices that say how much they have.
 constexpr int kPrices = 4;
 double price_of(const CompileOptions& options, int attempt);
+// Dearer than all: tried last, of recomputed blocks alone, which then exchange again what else they keep.
+std::optional<double> last_price(const CompileOptions& options);
 
 // kChecked: of few layers only where one layer more says the same. kQuick: without that, for comparisons.
 enum class Care : uint8_t { kChecked, kQuick };

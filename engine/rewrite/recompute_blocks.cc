@@ -15,7 +15,7 @@ constexpr int32_t kNoBlock = -1;
 
 bool forward_work(const Op& op) { return op.phase == Phase::kForward && op.region == Region::kBody; }
 
-// What is never computed twice: reshards and sums over micro-batches.
+// What is not computed twice, but for the exchanges below: reshards and sums over micro-batches.
 bool reshards(const Op& op) {
   return has_flag(op.code, kCollective) || op.code == OpCode::k_transfer || op.code == OpCode::k_accumulate;
 }
@@ -191,7 +191,9 @@ class Blocks {
     const auto root = [&](TensorId id) { return static_cast<size_t>(view_root(g_, id)); };
     for (size_t t = 0; t < g_.tensors.size(); ++t) {
       const OpId p = g_.tensors[t].producer;
-      if (p == kNone || block_[static_cast<size_t>(p)] == kNoBlock || reshards(g_.op(p))) kept_[t] = 1;
+      if (p == kNone || block_[static_cast<size_t>(p)] == kNoBlock ||
+          (reshards(g_.op(p)) && !exchanged_again(g_.op(p))))
+        kept_[t] = 1;
     }
     for (const NamedTensor& f : lg_.fetches) kept_[root(f.tensor)] = 1;
     for (const Variable& v : g_.variables)
@@ -210,6 +212,18 @@ class Blocks {
     }
   }
   bool kept(TensorId id) const { return kept_[static_cast<size_t>(view_root(g_, id))] != 0; }
+
+  // Where memory is dear enough, what goes to experts on other devices and back does so again in the backward pass:
+  // kept, it is most of what a block of experts holds. All devices of the group run the same block.
+  bool exchanged_again(const Op& op) const {
+    const CostModel& cost = lg_.tasks.cost;
+    if (op.code != OpCode::k_all_to_all || cost.memory_price <= 1) return false;
+    const int64_t n = lg_.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
+    const auto bytes = static_cast<double>(bytes_of(g_.tensor(op.outputs[0])));  // of all devices
+    return bytes >= static_cast<double>(cost.cached_bytes) &&
+           cost.held_seconds(bytes / static_cast<double>(n)) >=
+               reshard_seconds({.sum = false, .cut = true}, bytes, n, cost.link);
+  }
 
   // Puts parts that the devices of a stage hold together; where groups are unlike, by transfers between them.
   bool gathers(const Op& op) const {

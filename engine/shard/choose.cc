@@ -163,6 +163,11 @@ void CutChooser::prepare() {
     if (g_.tensors[t].producer == kNone) forms_[t].sharding.axes.resize(axes());
   first_user_.assign(g_.tensors.size(), kNone);
   samples_ = axes_.tasks.replicas.empty() ? follow_samples(g_, factors_) : follow_samples_of_copies(g_, factors_);
+  gradients_of_.resize(g_.ops.size());
+  for (size_t i = 0; i < g_.ops.size(); ++i)
+    if (const Op& op = g_.ops[i];
+        op.phase == Phase::kBackward && op.origin != kNone && static_cast<size_t>(op.origin) < g_.ops.size())
+      gradients_of_[static_cast<size_t>(op.origin)].push_back(static_cast<OpId>(i));
   constant_.assign(g_.tensors.size(), 0);
   for (size_t t = 0; t < g_.tensors.size(); ++t) constant_[t] = g_.tensors[t].kind == TensorKind::kStep;
   for (size_t i = 0; i < g_.ops.size(); ++i) {

@@ -34,7 +34,8 @@ std::vector<const AxisSharding*> CutChooser::wanted_results(const Op& op, size_t
 
 // Of the operands before the op, and of the results after it. `f`: null when nothing is cut.
 double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cut,
-                               const std::vector<const AxisSharding*>& wanted, size_t a) const {
+                               const std::vector<const AxisSharding*>& wanted, const std::vector<SubAxis>& comes,
+                               size_t a) const {
   const int64_t n = size(a, p.op);
   double moved = 0;
   for (size_t i = 0; i < p.op.inputs.size(); ++i) {
@@ -44,6 +45,9 @@ double CutChooser::moved_bytes(const Placed& p, const Factor* f, const OpCut& cu
     const AxisSharding& now = p.in[i]->axes[a];
     const double held = bytes(p.op, id, *p.in[i], a);
     const bool sum = now.placement == Placement::kPartial;
+    const bool there =
+        carries && !comes.empty() && comes[i].present() && comes[i] == sub_axis_part(f->inputs[i], cut.sub);
+    if (there) continue;
     if (sum ||
         (now.placement == Placement::kShard && !(carries && now.sub_axis == sub_axis_part(f->inputs[i], cut.sub))))
       moved += received_bytes({sum, carries}, held, n);
@@ -99,7 +103,42 @@ double CutChooser::added_bytes(const Placed& p, const Factor* f, size_t a) const
   return static_cast<double>(out_.micro_batches) * axes_.tasks.cost.add_passes * added;
 }
 
-OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
+std::vector<SubAxis> CutChooser::comes_for_others(const Placed& p, size_t a) const {
+  std::vector<SubAxis> out;
+  if (p.op.phase != Phase::kBackward || p.op.origin == kNone) return out;
+  const auto moves = [&](TensorId id) {
+    for (size_t i = 0; i < p.op.inputs.size(); ++i)
+      if (p.op.inputs[i] == id && id != kNone) return p.operand(i, a) != Placement::kReplicate;
+    return false;
+  };
+  for (const OpId number : gradients_of_[static_cast<size_t>(p.op.origin)]) {
+    const Op& other = g_.op(number);
+    const bool chosen =
+        std::ranges::all_of(other.outputs, [&](TensorId id) { return id == kNone || !form(id).sharding.axes.empty(); });
+    const bool known =
+        std::ranges::all_of(other.inputs, [&](TensorId id) { return id == kNone || !form(id).sharding.axes.empty(); });
+    if (&other == &p.op || chosen || !known || other.stage != p.op.stage || std::ranges::none_of(other.inputs, moves))
+      continue;
+    std::vector<Sharding> results(other.outputs.size());
+    for (Sharding& result : results) result.axes.resize(axes());
+    Placed placed{g_, axes_, other, factors_.of(other), {}, {}};
+    for (const TensorId id : other.inputs) placed.in.push_back(id == kNone ? nullptr : &form(id).sharding);
+    for (size_t o = 0; o < results.size(); ++o) placed.out.push_back(other.outputs[o] == kNone ? nullptr : &results[o]);
+    const OpCut cut = cheapest_cut(placed, {}, a);
+    if (!cut.present()) continue;
+    const Factor& f = placed.factors.list[static_cast<size_t>(cut.factor)];
+    out.resize(p.op.inputs.size());
+    for (size_t k = 0; k < other.inputs.size(); ++k)
+      for (size_t i = 0; i < p.op.inputs.size(); ++i)
+        if (p.op.inputs[i] == other.inputs[k] && k < f.inputs.size() && f.inputs[k].present() && !f.reads_through(k))
+          out[i] = sub_axis_part(f.inputs[k], cut.sub);
+  }
+  return out;
+}
+
+OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const { return cheapest_cut(p, comes_for_others(p, a), a); }
+
+OpCut CutChooser::cheapest_cut(const Placed& p, const std::vector<SubAxis>& comes, size_t a) const {
   std::vector<OpCut> tries{{}};
   const auto enter = [&](const OpCut& cut) {
     if (std::find(tries.begin(), tries.end(), cut) == tries.end()) tries.push_back(cut);
@@ -124,7 +163,7 @@ OpCut CutChooser::cheapest_cut(const Placed& p, size_t a) const {
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &p.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(size(a, p.op)) : work) +
-           link_seconds(moved_bytes(p, f, cut, wanted, a), 0, cost.link) +
+           link_seconds(moved_bytes(p, f, cut, wanted, comes, a), 0, cost.link) +
            pass_seconds(added_bytes(p, f, a), cost.device) + cost.held_seconds(held_bytes(p, f, a));
   };
   OpCut best = tries[0];

@@ -67,14 +67,19 @@ class CutChooser {
   // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is; a
   // variable's next value at its storage sharding.
   std::vector<const AxisSharding*> wanted_results(const Op& op, size_t a) const;
+  // `comes`: per operand, how it comes to lie for another reader anyway; empty: no operand does.
   double moved_bytes(const Placed& placed, const Factor* f, const OpCut& cut,
-                     const std::vector<const AxisSharding*>& wanted, size_t a) const;
+                     const std::vector<const AxisSharding*>& wanted, const std::vector<SubAxis>& comes, size_t a) const;
   bool of_parameters(TensorId gradient) const;
   double held_bytes(const Placed& placed, const Factor* f, size_t a) const;
   double added_bytes(const Placed& placed, const Factor* f, size_t a) const;
   // Of all ways that the operands (or the storage sharding of a parameter whose gradient this makes) suggest, the one
   // that moves and computes least.
   OpCut cheapest_cut(const Placed& placed, size_t a) const;
+  OpCut cheapest_cut(const Placed& placed, const std::vector<SubAxis>& comes, size_t a) const;
+  // The gradients of one forward op read the same gradient: what one that is chosen later takes by itself is free for
+  // this one.
+  std::vector<SubAxis> comes_for_others(const Placed& placed, size_t a) const;
 
   // choose_price.cc: charged to the op that is being chosen for
   double ways(size_t a, int32_t stage) const;                  // that divide what is cut along the axis
@@ -99,14 +104,15 @@ class CutChooser {
   Choices out_;
   Price* price_ = nullptr;
   Axes axes_;
-  OpFactors factors_;
+  mutable OpFactors factors_;  // as a cache
   std::vector<Form> forms_;
   std::vector<OpId> first_user_;
-  std::vector<char> constant_;                 // per tensor: made of constants and the step's scalars
-  std::vector<OpCut> samples_;                 // per op: along a replica axis
-  std::vector<std::vector<OpCut>> splits_;     // per axis and forward op: along a split axis
-  std::map<TensorId, TensorId> parameter_of_;  // of a gradient
-  std::map<TensorId, TensorId> settles_;       // of a gradient, or of a stage's term of it, that is summed at once
+  std::vector<std::vector<OpId>> gradients_of_;  // per op: those of the backward pass that are its gradients
+  std::vector<char> constant_;                   // per tensor: made of constants and the step's scalars
+  std::vector<OpCut> samples_;                   // per op: along a replica axis
+  std::vector<std::vector<OpCut>> splits_;       // per axis and forward op: along a split axis
+  std::map<TensorId, TensorId> parameter_of_;    // of a gradient
+  std::map<TensorId, TensorId> settles_;         // of a gradient, or of a stage's term of it, that is summed at once
   std::unordered_map<TensorId, std::vector<TensorId>> states_of_;  // of a parameter
   // Per tensor, kNone: it is no such thing.
   std::vector<TensorId> next_of_;                              // of the next value of a variable

@@ -81,6 +81,18 @@ const StrategyClause* clause_of(const Graph& graph, const std::vector<StrategyCl
   return nullptr;
 }
 
+// What a clause of the text says, inside of the pipeline that the text has for all other ops: where the clause names
+// none, all ops are between the same borders of stages, whose devices it divides in its own way.
+std::vector<Scope> in_pipeline(const StrategyClause& clause, const std::vector<Scope>& otherwise) {
+  const auto staged = [](const Scope& s) { return s.kind == ScopeKind::kPipeline || s.kind == ScopeKind::kStage; };
+  if (std::ranges::any_of(clause.nest, staged)) return clause.nest;
+  const auto at = std::ranges::find(otherwise, ScopeKind::kPipeline, &Scope::kind);
+  if (at == otherwise.end() || std::ranges::any_of(at + 1, otherwise.end(), staged)) return clause.nest;
+  std::vector<Scope> out(otherwise.begin(), at + 1);
+  out.insert(out.end(), clause.nest.begin(), clause.nest.end());
+  return out;
+}
+
 // Rows of shares: one, or one for each position of the scopes around it.
 int64_t rows_of(const Scope& scope) {
   return scope.count ? static_cast<int64_t>(scope.shares.size()) / scope.count : 0;
@@ -127,11 +139,11 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
     std::string path = nest.empty() ? "default strategy" : graph.scope_path(scope);
     if (nest.empty())
       if (const StrategyClause* clause = clause_of(graph, clauses, scope)) {
-        nest = clause->nest;
+        nest = in_pipeline(*clause, otherwise);
         path = clause->name;
         // A pipeline written in several clauses is one; each clause is a stage of its own.
         for (const Scope& s : nest)
-          ids.push_back(s.kind == ScopeKind::kStage ? -10 - static_cast<ScopeId>(clause - clauses.data()) : -2);
+          ids.push_back(s.kind == ScopeKind::kStage ? -10 - static_cast<ScopeId>(clause - clauses.data()) : kNone);
       }
     const bool annotated = !nest.empty();
     if (!annotated && plain) {

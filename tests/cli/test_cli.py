@@ -38,7 +38,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "bert-large", "t5", "t5-large", "resnet", "resnet20", "resnet50", "mlp", "dlrm", "cosmoflow", "unet3d", "classifier100k", "moe-gpt", "m6", "gnmt", "m6-10b"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2", "bert", "bert-large", "t5", "t5-large", "resnet", "resnet20", "resnet50", "mlp", "dlrm", "cosmoflow", "unet3d", "classifier100k", "moe-gpt", "m6", "llama", "deepseek", "gnmt", "m6-10b"])
 def test_every_model_is_written_and_planned(name, tmp_path):
     out = whale("model", name, "-o", tmp_path / "m.whale")
     assert "parameters" in out and (tmp_path / "m.whale").stat().st_size < 1 << 20, "weights are never inside"
@@ -47,7 +47,7 @@ def test_every_model_is_written_and_planned(name, tmp_path):
     assert "device" in whale("inspect", tmp_path / "p.plan")
 
 
-@pytest.mark.parametrize("name,parameters", [("gpt3-175b", "175 G"), ("m6-10b", "10.0 G"), ("m6-1t", "1.00 T"), ("m6-10t", "10.1 T")])
+@pytest.mark.parametrize("name,parameters", [("gpt3-175b", "175 G"), ("m6-10b", "10.0 G"), ("m6-1t", "1.00 T"), ("m6-10t", "10.1 T"), ("llama3-405b", "406 G"), ("deepseek-v3", "671 G")])
 def test_large_models_are_files_of_metadata(name, parameters, tmp_path):
     assert f"{parameters} parameters" in whale("model", name, "-o", tmp_path / "m.whale")
     assert (tmp_path / "m.whale").stat().st_size < 1 << 20

@@ -37,7 +37,8 @@ def test_an_empty_file_name_is_refused():
         assert "an argument is empty" in whale(command, "", code=2)
 
 
-OF_A_MODEL = {("m6-10b", "--dim"): "80", ("cosmoflow", "--layers"): "2", ("unet3d", "--layers"): "2", ("cosmoflow", "--image"): "32", ("unet3d", "--image"): "32"}
+OF_A_MODEL = {("m6-10b", "--dim"): "80", ("cosmoflow", "--layers"): "2", ("unet3d", "--layers"): "2", ("cosmoflow", "--image"): "32", ("unet3d", "--image"): "32",
+              ("llama", "--kv-heads"): "4"}
 
 
 @functools.cache
@@ -47,11 +48,11 @@ def sizes():
     values = {"--layers": "14", "--dim": "48", "--seq": "20", "--image": "40", "--dropout": "0.25", "--capacity": "3.5", "--tied": None, "--heads": "2",
               "--norm-groups": "2", "--top-k": "3", "--moe-every": "3", "--decoder": "3"}
     found = re.findall(r"^  (--[\w-]+)", said[:said.index("--batch")], re.M)
-    assert len(found) == 16, found
+    assert len(found) == 19, found
     return [(name, values.get(name, "12")) for name in found if name != "--help"]
 
 
-@pytest.mark.parametrize("model", ["gpt", "bert", "t5", "moe-gpt", "m6", "m6-10b", "gnmt", "resnet", "resnet50", "mlp", "dlrm", "cosmoflow", "unet3d", "classifier100k"])
+@pytest.mark.parametrize("model", ["gpt", "bert", "t5", "moe-gpt", "m6", "m6-10b", "llama", "deepseek", "gnmt", "resnet", "resnet50", "mlp", "dlrm", "cosmoflow", "unet3d", "classifier100k"])
 def test_a_model_uses_a_size_or_refuses_it(model, tmp_path):
     """Each size alone changes the file, or is refused by name beside those that the model has."""
     def written(*more):
@@ -75,6 +76,11 @@ def test_a_model_uses_a_size_or_refuses_it(model, tmp_path):
     ("mlp --layers 1 --hidden 8", "wants --layers of 2 or more"),
     ("m6-10b --top-k 2", "wants --experts"),
     ("moe-gpt --layers 1 --experts 4", "--moe-every of at most the layers"),
+    ("llama --kv-heads 3", "--kv-heads is a divisor of the heads, 8; got 3"),
+    ("llama --dim 24", "heads of 3, expected an even number"),
+    ("deepseek --head-dim 6", "--head-dim is a multiple of 4"),
+    ("deepseek --experts 1", "top-k is 1 to the number of experts, 1; got 2"),
+    ("deepseek --dense-layers 4 --experts 4", "--dense-layers of less than the layers"),
     ("mlp --sparse-updates", "no trained parameter of this model is one"),
     ("bert --sparse-updates", "need that it is only looked up"),
     ("dlrm --optimizer momentum", "with momentum 0.9"),

@@ -35,6 +35,8 @@ MODELS = {
     "t5": ["t5", "--layers", "1", *TEXT],
     "moe-gpt": ["moe-gpt", "--layers", "2", *TEXT, "--experts", "4", "--capacity", "0.75"],
     "m6": ["m6", "--layers", "2", *TEXT, "--image", "3", "--experts", "4"],
+    "llama": ["llama", "--layers", "2", *TEXT, "--kv-heads", "2", "--hidden", "24", "--clip", "1.0"],
+    "deepseek": ["deepseek", "--layers", "2", *TEXT, "--dense-layers", "1", "--head-dim", "4", "--hidden", "6", "--experts", "4"],
     "m6-decoder": ["m6-10b", "--layers", "1", "--decoder", "1", *TEXT, "--image", "3"],
     "gnmt": ["gnmt", "--layers", "2", "--dim", "8", "--seq", "4", "--vocab", "25", "--batch", "6"],
     "resnet": ["resnet", "--layers", "8", "--dim", "4", "--image", "8", "--batch", "6", "--classes", "6"],
@@ -84,7 +86,7 @@ RATES = {"adam": "0.001", "sgd": "0.02", "momentum": "0.01", "adamw": "0.001", "
 SPLITS = {strategy for strategy in STRATEGIES if "split" in strategy}
 REPLICAS = {strategy for strategy in STRATEGIES if "replica" in strategy}
 PIPELINES = {strategy for strategy in STRATEGIES if "pipeline" in strategy}
-TABLES = {"gpt", "gpt-tied", "bert", "t5", "moe-gpt", "m6", "m6-decoder", "gnmt", "dlrm"}  # models that look rows up
+TABLES = {"gpt", "gpt-tied", "bert", "t5", "moe-gpt", "m6", "m6-decoder", "llama", "deepseek", "gnmt", "dlrm"}  # models that look rows up
 TIED = {"gpt-tied", "bert", "t5", "moe-gpt", "m6", "m6-decoder"}  # whose table is multiplied by as well
 # What the planner refuses: of cases with all of `when` (a value, or one of several), in these words, for this reason.
 Refusal = collections.namedtuple("Refusal", "when words why")
@@ -96,7 +98,7 @@ REFUSALS = [
     Refusal({"rows": True, "model": set(MODELS) - TABLES}, "no trained parameter of this model is one", "the model has no table"),
     Refusal({"rows": True, "model": TIED}, "need that it is only looked up", "the output multiplies by the whole table, so every row has a gradient"),
     Refusal({"rows": True, "optimizer": "momentum", "model": TABLES - TIED}, "with momentum 0.9", "momentum moves rows that were not looked up"),
-    Refusal({"rows": True, "model": "gpt"}, "needs the norm of the whole gradient", "clipping needs the norm of a gradient that is never made whole"),
+    Refusal({"rows": True, "model": {"gpt", "llama"}}, "needs the norm of the whole gradient", "clipping needs the norm of a gradient that is never made whole"),
     Refusal({"rows": True, "sums": "adasum"}, "Adasum with sparse updates", "Adasum combines gradients of one shape; rows of tables are none"),
     Refusal({"exact": True, "sums": {"bf16", "f16"}}, "exact mode with a gradient dtype", "rounded sums depend on the number of replicas"),
     Refusal({"exact": True, "sums": "adasum"}, "exact mode with Adasum", "Adasum depends on the number of replicas"),

@@ -39,6 +39,12 @@ ROWS = [
     Row("m6-1t", "dim 16, hidden 8, all 24 layers and 960 experts", f"--dim 16 --hidden 8 --image 4 {TEXT}", "f64", 2, (REPLICA, SPLIT)),
     Row("m6-10t", "dim 16, hidden 2, all 48 layers and 10,240 experts", f"--dim 16 --hidden 2 --image 4 {TEXT}", "f32", 2, (REPLICA, SPLIT)),
     Row("m6-10t", "dim 16, hidden 2, 4 of 48 layers, all 10,240 experts", f"--dim 16 --hidden 2 --layers 4 --image 4 {TEXT}", "f64", 2, (REPLICA, SPLIT)),
+    Row("llama", "default", "", "f32", 3, (UNEVEN, SPLIT)),
+    Row("llama", "dim 32", f"--dim 32 --hidden 48 {TEXT}", "f64", 10, (UNEVEN, SPLIT)),
+    Row("llama3-405b", "dim 256, hidden 64, all 126 layers and 128 heads of 8 groups", f"--dim 256 --hidden 64 {TEXT}", "f64", 2, (PIPELINE, BOTH)),
+    Row("deepseek", "default", "", "f32", 3, (UNEVEN, SPLIT)),
+    Row("deepseek", "dim 32", f"--dim 32 --head-dim 4 --hidden 12 {TEXT}", "f64", 10, (UNEVEN, SPLIT)),
+    Row("deepseek-v3", "dim 128, heads of 4, hidden 2, all 61 layers, 128 heads and 256 experts", f"--dim 128 --head-dim 4 --hidden 2 {TEXT}", "f64", 2, (PIPELINE, BOTH)),
     Row("gnmt", "default", "", "f32", 2, (SPLIT, PIPELINE)),
     Row("gnmt", "dim 256, all 16 layers and words", "--dim 256 --vocab 32000", "f32", 2, (REPLICA, PIPELINE)),
     Row("gnmt", "dim 16, all 16 layers", "--dim 16 --seq 6 --vocab 64 --batch 4", "f64", 5, (REPLICA, PIPELINE)),
@@ -59,7 +65,7 @@ ROWS = [
 ]
 # What one device needs for a model that is larger than FITS, in GB. Each runs with its whole structure and smaller widths.
 FITS = 8
-LARGER = {"bert-large": 11.2, "t5-large": 15.8, "gpt3-175b": 240_700, "m6-10b": 2_100, "m6-1t": 6_400, "m6-10t": 64_200}
+LARGER = {"bert-large": 11.2, "t5-large": 15.8, "gpt3-175b": 240_700, "m6-10b": 2_100, "m6-1t": 6_400, "m6-10t": 64_200, "llama3-405b": 670_200, "deepseek-v3": 1_062_000}
 CASES = [(row, plan) for row in ROWS for plan in row.plans]
 
 

@@ -104,6 +104,38 @@ TEST_CASE("choices: ZeRO 2 brings each gradient to its part as soon as it is the
   CHECK(settled == c.graph.gradients.size());
 }
 
+TEST_CASE("choices: a gradient that one op moves is there for the other gradients of that op") {
+  // Experts narrower than a token: for the gradient of their input alone, gathering weights is less than moving the
+  // gradient of their result, which the gradient of the weights moves anyway.
+  small::Model m;
+  const TensorId x = m.op(OpCode::k_matmul, {m.input("x", {32, 16, 64}), m.variable("in", {64, 64})});
+  const TensorId logits = m.op(OpCode::k_matmul, {x, m.variable("router", {64, 4})});
+  const TensorId slot = m.op(OpCode::k_moe_gate, {logits}, {{"capacity", int64_t{8}}});
+  TensorId y = m.op(OpCode::k_moe_dispatch, {x, slot}, {{"experts", int64_t{4}}, {"capacity", int64_t{8}}});
+  m.enter(ScopeKind::kSplit, 4);
+  m.g.scopes.back().factor = "experts";
+  y = m.op(OpCode::k_reshape, {y}, {{"shape", Ints{4, 256, 64}}});
+  y = m.op(OpCode::k_tanh, {m.op(OpCode::k_matmul, {y, m.variable("up", {4, 64, 8})})});
+  y = m.op(OpCode::k_matmul, {y, m.variable("down", {4, 8, 64})});
+  y = m.op(OpCode::k_reshape, {y}, {{"shape", Ints{4, 32, 8, 64}}});
+  m.scope = 0;
+  y = m.op(OpCode::k_moe_combine, {y, slot});
+  m.minimize(m.op(OpCode::k_reduce_mean, {m.op(OpCode::k_square, {y})}, {}, "loss"), OptimizerKind::kSgd);
+  m.g.outputs = {{"y", y}};
+  const Chosen c = chosen(std::move(m), 4, "replica(4)", {.micro_batches = 8});
+  int products = 0;
+  for (size_t i = 0; i < c.graph.ops.size(); ++i) {
+    const Op& op = c.graph.ops[i];
+    if (op.code != OpCode::k_matmul || c.graph.tensor(op.inputs[1]).dims.size() != 3) continue;
+    ++products;
+    CAPTURE(op.name);
+    const OpCut& cut = c.choices.cuts[1][i];
+    REQUIRE(cut.present());
+    CHECK(factors_of(c.graph, op).list[static_cast<size_t>(cut.factor)].name == "b");
+  }
+  CHECK(products == 6);  // two, and two gradients of each
+}
+
 TEST_CASE("choices of a plan: strategies can be compared") {
   const Graph g = small::mlp(64, OptimizerKind::kSgd, 512, 2048).g;
   const std::vector<DeviceSpec> devices(4, DeviceSpec{DeviceKind::kRef, {}, 0});

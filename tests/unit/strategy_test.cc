@@ -349,6 +349,58 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   CHECK_MESSAGE((has(back, "'back'") && has(back, "forward only")), back);
 }
 
+TEST_CASE("a clause of the text stands inside the pipeline that the text has for the others") {
+  // Of eight blocks the last four have a part called 'wide'.
+  const auto form = [](const std::string& strategy, int64_t devices) {
+    small::Model m;
+    TensorId h = m.input("x", {8, 16});
+    for (int i = 0; i < 8; ++i) {
+      h = m.op(OpCode::k_matmul, {h, m.variable(fmt::format("v{}", i), {16, 16})}, {}, fmt::format("block{}", i));
+      if (i < 4) continue;
+      m.enter(ScopeKind::kName);
+      m.g.scopes.back().name = "wide";
+      h = m.op(OpCode::k_matmul, {h, m.variable(fmt::format("w{}", i), {16, 16})}, {}, fmt::format("wide{}", i));
+      m.scope = 0;
+    }
+    m.g.outputs = {{"y", h}};
+    TaskGraphs tasks = small::tasks_of(m.g, devices, strategy);
+    return std::pair{std::move(m.g), std::move(tasks)};
+  };
+  using Roles = std::vector<AxisRole>;
+  const auto roles = [](const Graph& g, const TaskGraphs& tasks, std::string_view name) {
+    return tasks.task(*std::ranges::find(g.ops, name, &Op::name)).roles;
+  };
+  {
+    const auto [g, tasks] = form("pipeline(3, micro_batches=2) > replica(2); wide: split(2)", 6);
+    CHECK(tasks.stages() == 3);
+    CHECK(tasks.mesh(0).axes[0].name == "replica");
+    CHECK(tasks.mesh(2).devices == std::vector<int32_t>{4, 5});
+    for (const Op& op : g.ops) {
+      CAPTURE(op.name);
+      const Roles mine = tasks.task(op).roles;
+      CHECK(std::ranges::count(mine, AxisRole::kSplit) == (op.name.starts_with("wide") ? 1 : 0));
+      CHECK(std::ranges::count(mine, AxisRole::kReplica) == (op.name.starts_with("wide") ? 0 : 1));
+    }
+    CHECK(g.ops.front().stage == 0);
+    CHECK(g.ops.back().stage == 2);
+  }
+  {  // What is around the pipeline is around both; a count left out is what the stage has.
+    const auto [g, tasks] = form("replica(2) > pipeline(2, micro_batches=2) > replica; wide: split", 12);
+    CHECK(roles(g, tasks, "block0")[0] == AxisRole::kReplica);
+    CHECK(roles(g, tasks, "wide7")[0] == AxisRole::kReplica);
+    CHECK(std::ranges::count(roles(g, tasks, "wide7"), AxisRole::kSplit) == 1);
+    CHECK(tasks.strategy.find("replica(2) > pipeline(2, micro_batches=2) > split(3)") != tasks.strategy.npos);
+    CHECK(tasks.mesh(1).devices == std::vector<int32_t>{3, 4, 5, 9, 10, 11});
+  }
+  {  // Written out it is the same.
+    const auto [g, tasks] = form("pipeline(2) > replica(2); wide: pipeline(2) > split(2)", 4);
+    CHECK(tasks.stages() == 2);
+    CHECK(tasks.strategy == form("pipeline(2) > replica(2); wide: split(2)", 4).second.strategy);
+  }
+  const std::string sizes = message_of([&] { form("pipeline(2) > replica(2); wide: split(3)", 4); });
+  CHECK_MESSAGE((has(sizes, "wants 6") && has(sizes, "4 are there")), sizes);
+}
+
 TEST_CASE("pipelines side by side are virtual stages of one") {
   const auto form = [](int64_t first, int64_t second, const char* schedule, int64_t devices, bool inside = false) {
     small::Model m;

@@ -46,6 +46,10 @@ ROWS = [
     ("GPT 1T", Gpt(160, 25600, 128, 512), "null-80GB:512", "pipeline(64, micro_batches=512) > split(8)", "--recompute selective",
      dict(t=8, p=64)),
     ("gpt3-175b, 32 bit", GPT3, "null-80GB:1024", "replica(16) > pipeline(8, micro_batches=96) > split(8)", "", dict(t=8, p=8)),
+    ("llama3-405b", "llama3-405b --batch 256 --precision bf16", "128 nodes of 8xH100-80GB, 400Gb/s",
+     "replica(8) > pipeline(16, micro_batches=32) > split(8)", "--zero 1 --recompute full", None),
+    ("deepseek-v3", "deepseek-v3 --batch 7680 --precision bf16", "128 nodes of 8xH100-80GB, 400Gb/s",
+     "pipeline(16, micro_batches=120) > replica(64); experts: split(64, factor=experts)", "--zero 1 --recompute full", None),
     ("m6-10b", "m6-10b", "null-32GB:256", "replica(32) > pipeline(8, micro_batches=35)", "--recompute full", None),
     ("m6-1t", "m6-1t", "null-32GB:480", "replica; experts: split(480, factor=experts)", "", None),
     ("m6-10t", M6_10T, "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
@@ -62,12 +66,16 @@ def seconds_of(command):
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def shown(devices):
+    return f"'{devices}'" if " " in devices else devices
+
+
 def row(whale, folder, name, model, devices, strategy, options, form):
     path = f"{folder}/model.whale"
     text = model.model() if isinstance(model, Gpt) else model
     subprocess.run([whale, "model", *text.split(), "-o", path], check=True, capture_output=True)
     done, seconds = seconds_of([whale, "plan", path, "--devices", devices, "--strategy", strategy, *options.split()])
-    command = f"`whale model {text}`; `--devices {devices} --strategy '{strategy}'{' ' + options if options else ''}`"
+    command = f"`whale model {text}`; `--devices {shown(devices)} --strategy '{strategy}'{' ' + options if options else ''}`"
     if done.returncode:
         return f"| {name} | refused | | | | | | | {seconds:.1f} |", f"- {name}: {command}. {done.stderr.strip()}"
     found = re.search(r"memory of .*: (.*?) of (.*)\n  parameters (.*?), gradients (.*?), optimizer state (.*?), activations ([^,\n]*)", done.stdout)

@@ -97,6 +97,14 @@ Value Builder::rms_norm(const std::string& name, Value x) {
   return op("rms_norm", {x, parameter("weight", {dims(x).back()}, Init::ones())});
 }
 
+Value Builder::swiglu(const std::string& name, Value x, int64_t hidden, double deviation, double out_deviation) {
+  const auto scope_ = scope(name);
+  const int64_t width = dims(x).back();
+  const Value gate = linear("gate", x, hidden, false, Init::normal(deviation));
+  const Value up = linear("up", x, hidden, false, Init::normal(deviation));
+  return linear("down", mul(op("silu", {gate}), up), width, false, Init::normal(out_deviation));
+}
+
 Value Builder::batch_norm(const std::string& name, Value x, Init weight, int64_t groups) {
   const auto scope_ = scope(name);
   const int64_t width = dims(x).back();
@@ -120,24 +128,29 @@ Value Builder::conv(const std::string& name, Value x, int64_t features, int64_t 
 Value Builder::attention(const std::string& name, Value x, const Attention& options) {
   const auto scope_ = scope(name);
   const Dims shape = dims(x);
-  const int64_t width = shape.back(), heads = options.heads;
+  const int64_t width = shape.back(), heads = options.heads, kv_heads = options.kv_heads ? options.kv_heads : heads;
   const int64_t features = options.head_features ? options.head_features : width / heads;
   const Init init = Init::normal(options.deviation);
   const AttrList attrs{{"causal", options.causal}, {"dropout", options.dropout}, {"scale", options.scale}};
   Value out;
-  if (options.context == WHALE_NONE) {
+  if (options.context == WHALE_NONE && kv_heads == heads && options.rotary == 0) {
     const Value packed =
         reshape(linear("qkv", x, 3 * heads * features, options.bias, init), {-1, shape[1], 3 * heads, features});
     AttrList packed_attrs = attrs;
     packed_attrs.emplace_back("kv_heads", heads);
     out = ops("attention", {packed, WHALE_NONE, WHALE_NONE, options.score_bias}, packed_attrs)[0];
-  } else {
-    const int64_t length = dims(options.context)[1];
-    const Value q = reshape(linear("query", x, heads * features, options.bias, init), {-1, shape[1], heads, features});
-    const Value k =
-        reshape(linear("key", options.context, heads * features, options.bias, init), {-1, length, heads, features});
-    const Value v =
-        reshape(linear("value", options.context, heads * features, options.bias, init), {-1, length, heads, features});
+  } else {  // grouped heads too: no even cut of the packed ones has whole groups
+    const Value context = options.context == WHALE_NONE ? x : options.context;
+    const int64_t length = dims(context)[1];
+    const auto turned = [&](Value part) {
+      return options.rotary > 0 ? op("rotary", {part}, {{"base", options.rotary}}) : part;
+    };
+    const auto project = [&](const char* what, Value from, int64_t places, int64_t count) {
+      return reshape(linear(what, from, count * features, options.bias, init), {-1, places, count, features});
+    };
+    const Value q = turned(project("query", x, shape[1], heads));
+    const Value k = turned(project("key", context, length, kv_heads));
+    const Value v = project("value", context, length, kv_heads);
     out = ops("attention", {q, k, v, options.score_bias}, attrs)[0];
   }
   return linear("out", reshape(out, {-1, shape[1], heads * features}), width, options.bias,

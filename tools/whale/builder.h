@@ -69,6 +69,8 @@ class Builder {
   Value embedding(const std::string& name, Value ids, int64_t rows, int64_t features, double deviation = 0.02);
   Value layer_norm(const std::string& name, Value x);
   Value rms_norm(const std::string& name, Value x);
+  // down(silu(gate(x)) * up(x)), without biases (Shazeer, 2020).
+  Value swiglu(const std::string& name, Value x, int64_t hidden, double deviation, double out_deviation);
   // groups: so many runs of samples have statistics of their own.
   Value batch_norm(const std::string& name, Value x, Init weight = Init::ones(), int64_t groups = 1);
   Value conv(const std::string& name, Value x, int64_t features, int64_t kernel, int64_t stride, int64_t padding);
@@ -81,6 +83,8 @@ class Builder {
     Value context = WHALE_NONE;     // cross attention
     Value score_bias = WHALE_NONE;  // added to the scores
     int64_t head_features = 0;      // 0: d / heads
+    int64_t kv_heads = 0;           // of keys and values, which so many queries share; 0: heads
+    double rotary = 0;              // base of rotary positions of queries and keys; 0: none
     double deviation = 0.02, out_deviation = 0.02;
   };
   Value attention(const std::string& name, Value x, const Attention& options);

@@ -33,18 +33,21 @@ std::vector<const CLI::Option*> add_model_options(CLI::App& command, ModelOption
   count("--layers", o.layers, "layers (resnet: depth, 6n+2 or 50)");
   count("--dim", o.dim, "features of a layer (resnet: channels of the first stage)");
   count("--heads", o.heads, "attention heads");
+  count("--kv-heads", o.kv_heads, "llama: heads of keys and values, which so many queries share");
+  count("--head-dim", o.head_dim, "deepseek: features of a head, without those that know its position");
   count("--seq", o.seq, "sequence length");
   count("--vocab", o.vocab, "vocabulary; 256 for bytes");
-  count("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512)");
+  count("--hidden", o.hidden, "features inside an MLP (default 4 x dim; mlp: 512; deepseek: of an expert)");
   count("--classes", o.classes, "classes");
   count("--image", o.image, "image height and width (m6: patches)");
   count("--norm-groups", o.norm_groups,
         "resnet: batch norm over so many parts of the batch, a multiple of the micro-batches (default 1)");
-  count("--experts", o.experts, "moe-gpt, m6: experts of a mixture");
+  count("--experts", o.experts, "moe-gpt, m6, deepseek: experts of a mixture");
   count("--top-k", o.top_k, "experts that a token goes to");
   command.add_option("--capacity", o.capacity, "places of an expert, as a multiple of an even share (default 1.25)")
       ->check(above_zero());
   count("--moe-every", o.moe_every, "every n-th MLP is a mixture");
+  from_zero("--dense-layers", o.dense_layers, "deepseek: the first layers, which have an MLP in place of a mixture");
   from_zero("--decoder", o.decoder, "m6: decoder layers");
   number("--dropout", o.dropout, "dropout rate");
   command.add_flag("--tied", o.tied, "gpt: the output uses the embedding table");

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models_deepseek.h"
 #include "models_dlrm.h"
+#include "models_llama.h"
 #include "models_lm.h"
 #include "models_vision.h"
 
@@ -245,10 +247,12 @@ Reads operator+(Reads a, const Reads& b) {
 bool has_mixtures(const ModelOptions& o) {
   return o.experts > 0 && o.moe_every > 0 && o.moe_every <= std::max(o.layers, o.decoder);
 }
+bool has_routed_layers(const ModelOptions& o) { return o.dense_layers < o.layers; }
 bool is_small_resnet(const ModelOptions& o) { return o.layers != 50; }
 bool has_hidden_layers(const ModelOptions& o) { return o.layers > 1; }
 
 constexpr const char* kMixtures = "--experts, and --moe-every of at most the layers";
+constexpr const char* kRoutedLayers = "--dense-layers of less than the layers";
 const Reads kTransformer{{"--layers"}, {"--dim"}, {"--heads"}, {"--seq"}, {"--vocab"}, {"--hidden"}, {"--dropout"}};
 const Reads kExperts{{"--experts", has_mixtures, kMixtures},
                      {"--top-k", has_mixtures, kMixtures},
@@ -259,6 +263,20 @@ const ModelFamily kBert{bert, kTransformer};
 const ModelFamily kT5{t5, kTransformer};
 const ModelFamily kMoeGpt{moe_gpt, kTransformer + kExperts};
 const ModelFamily kM6{m6, kTransformer + kExperts + Reads{{"--image"}, {"--decoder"}}};
+const ModelFamily kLlama{llama,
+                         {{"--layers"}, {"--dim"}, {"--heads"}, {"--kv-heads"}, {"--seq"}, {"--vocab"}, {"--hidden"}}};
+const ModelFamily kDeepseek{deepseek,
+                            {{"--layers"},
+                             {"--dim"},
+                             {"--heads"},
+                             {"--head-dim"},
+                             {"--seq"},
+                             {"--vocab"},
+                             {"--hidden"},
+                             {"--dense-layers"},
+                             {"--experts", has_routed_layers, kRoutedLayers},
+                             {"--top-k"},
+                             {"--capacity", has_routed_layers, kRoutedLayers}}};
 const ModelFamily kGnmt{gnmt, {{"--layers"}, {"--dim"}, {"--seq"}, {"--vocab"}, {"--dropout"}}};
 const ModelFamily kResnet{resnet,
                           {{"--layers"},
@@ -298,6 +316,13 @@ const std::vector<ModelRow>& model_rows() {
        mixed(multimodal(text_sizes(24, 1024, 16, 512, 21128, 480, "adafactor", 5e-3), 16, 0), 960, 1, 1, 21248), kM6},
       {"m6-10t", "M6, 10T parameters: 10,240 experts in each of 48 layers",
        mixed(multimodal(text_sizes(48, 1024, 16, 512, 21128, 512, "adafactor", 5e-3), 16, 0), 10240, 1, 1, 9984), kM6},
+      {"llama", "a small Llama decoder: rotary positions, SwiGLU, grouped queries",
+       llama_sizes(4, 256, 8, 2, 704, 128, 256, 16), kLlama},
+      {"llama3-405b", "Llama 3.1, 405B parameters", llama_sizes(126, 16384, 128, 8, 53248, 8192, 128256, 512), kLlama},
+      {"deepseek", "a small DeepSeek decoder: latent attention, routed experts and a shared one",
+       deepseek_sizes(4, 256, 8, 16, 96, 1, 8, 2, 128, 256, 16), kDeepseek},
+      {"deepseek-v3", "DeepSeek-V3, 671B parameters: 256 experts in each of 58 layers",
+       deepseek_sizes(61, 7168, 128, 128, 2048, 3, 256, 8, 4096, 129280, 3072), kDeepseek},
       {"gnmt", "GNMT, 8 and 8 LSTM layers with attention, unrolled",
        text_sizes(8, 1024, 1, 12, 32000, 16, "adam", 1e-3), kGnmt},
       {"resnet", "a small ResNet for 32x32 images", image_sizes(8, 32, 10, 64, 0.1), kResnet},
@@ -331,6 +356,7 @@ ModelOptions merge(const ModelOptions& given, const ModelOptions& defaults) {
       fill(o.classes, defaults.classes);
   fill(o.experts, defaults.experts), fill(o.top_k, defaults.top_k), fill(o.moe_every, defaults.moe_every),
       fill(o.decoder, defaults.decoder), fill(o.capacity, defaults.capacity < 0 ? 1.25 : defaults.capacity);
+  fill(o.kv_heads, defaults.kv_heads), fill(o.head_dim, defaults.head_dim), fill(o.dense_layers, defaults.dense_layers);
   fill(o.image, defaults.image), fill(o.dropout, defaults.dropout < 0 ? 0 : defaults.dropout);
   fill(o.learning_rate, defaults.learning_rate),
       fill(o.weight_decay, defaults.weight_decay < 0 ? 0.01 : defaults.weight_decay);

@@ -12,6 +12,7 @@ namespace tool {
 struct ModelOptions {
   int64_t layers = -1, dim = -1, heads = -1, seq = -1, vocab = -1, batch = -1, hidden = -1, classes = -1, image = -1;
   int64_t experts = -1, top_k = -1, moe_every = -1, decoder = -1;
+  int64_t kv_heads = -1, head_dim = -1, dense_layers = -1;
   int64_t norm_groups = 1;  // of batch norm
   double dropout = -1, capacity = -1;
   bool tied = false;
