@@ -11,9 +11,10 @@
 #include "base/thread_seconds.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
+#include "cluster/devices.h"
 #include "compile/estimate.h"
 #include "compile/judge.h"
-#include "compile/remedies.h"
+#include "compile/search_bounds.h"
 #include "compile/shapes.h"
 #include "schedule/schedule.h"
 #include "task/strategy.h"
@@ -34,40 +35,6 @@ void check_prices(const std::vector<DeviceSpec>& devices, const SearchOptions& a
       fmt::join(without, ", "));
 }
 
-// How far counts are off from what is estimated, for shapes of one form.
-class CountsOff {
- public:
-  void see(const Shape& shape, double seconds) {
-    const double off = seconds / shape.rank;
-    least_ = std::min(least_, off), ++seen_;
-    Form& mine = forms_[form_of(shape)];
-    mine.least = std::min(mine.least, off), ++mine.seen;
-  }
-  // Seconds that the shape takes at least, were its counts as far off to its favour as any were so far; twice as far
-  // while few have said how far that is.
-  double least_seconds(const Shape& shape) const {
-    constexpr size_t kFew = 8, kFewOfForm = 2;
-    constexpr double kSure = 0.9;
-    double off = least_ * (seen_ >= kFew ? 1 : 0.5);
-    const auto mine = forms_.find(form_of(shape));
-    if (mine != forms_.end() && mine->second.seen >= kFewOfForm) off = std::max(off, kSure * mine->second.least);
-    return shape.rank * off;
-  }
-
- private:
-  using Key = std::tuple<std::string_view, bool, bool, bool, bool, bool>;
-  static Key form_of(const Shape& s) {
-    return {s.set->types, s.cut > 0, s.stages > 1, s.outside, s.split > 1, s.replicas > 1};
-  }
-  struct Form {
-    double least = std::numeric_limits<double>::infinity();
-    size_t seen = 0;
-  };
-  double least_ = 1;
-  size_t seen_ = 0;
-  std::map<Key, Form> forms_;
-};
-
 // Of a pipeline's step, that its stages work where all are alike.
 double busy_share(const std::string& strategy) {
   for (const StrategyClause& clause : parse_clauses(strategy))
@@ -76,30 +43,6 @@ double busy_share(const std::string& strategy) {
         return static_cast<double>(scope.micro_batches) / static_cast<double>(scope.micro_batches + scope.count - 1);
   return 1;
 }
-
-// What others do better: a step of a worth, and by the price of an hour, since what takes longer on devices that cost
-// as much or more is dearer, too.
-class Bounds {
- public:
-  void see(double worth, double price_hour, double seconds) {
-    worth_ = std::min(worth_, worth);
-    if (seconds >= seconds_for(price_hour)) return;
-    const auto at = fastest_.insert_or_assign(price_hour, seconds).first;
-    fastest_.erase(std::next(at), std::find_if(std::next(at), fastest_.end(),
-                                               [&](const auto& cheaper) { return cheaper.second < seconds; }));
-  }
-  bool any() const { return worth_ < kNone; }
-  double worth() const { return worth_; }
-  double seconds_for(double price_hour) const {
-    const auto behind = fastest_.upper_bound(price_hour);
-    return behind == fastest_.begin() ? kNone : std::prev(behind)->second;
-  }
-
- private:
-  static constexpr double kNone = std::numeric_limits<double>::infinity();
-  double worth_ = kNone;
-  std::map<double, double> fastest_;  // falling
-};
 
 class Search {
  public:
@@ -165,7 +108,7 @@ class Search {
   std::vector<Looked> look(const List& list, double until, const Judging& judging) {
     std::vector<Looked> out(list.size());
     const double before = elapsed();
-    elsewhere_ += side_by_side(list.size(), 0, [&](size_t k, double spent) {
+    elsewhere_ += side_by_side(list.size(), threads_, [&](size_t k, double spent) {
       if (before + spent <= until) out[k] = {true, judging(list[k])};
     });
     return out;
@@ -304,6 +247,7 @@ class Search {
   static constexpr double kTooHigh = 0.97;  // that an estimate may be, whatever was seen
 
   const SearchOptions& asked_;
+  size_t threads_ = usable_cores().size();
   double began_, elsewhere_ = 0;  // of this thread's own time; what others took longer
   ModelCounts counts_;
   std::vector<DeviceSet> sets_;
@@ -315,80 +259,11 @@ class Search {
   Found out_;
 };
 
-// What the nearest lacks, and what else would make that one fit.
-Error nearest_does_not_fit(const Graph& graph, const std::vector<DeviceSpec>& all, const CompileOptions& options,
-                           const Found& found) {
-  const Judged& near = found.list.front();
-  const std::string what = fmt::format("strategy auto: none of {} strategies will do; nearest is\n{}: {}",
-                                       found.list.size() + found.not_tried, whole_text(near), near.lost);
-  try {
-    CompileOptions with = options;
-    static_cast<PlanOptions&>(with) = near.candidate.options;
-    if (!near.candidate.strategy.empty()) with.strategy = near.candidate.strategy;
-    if (near.candidate.strategy.empty()) with.strategy.clear();
-    if (near.candidate.accumulation > 0) with.accumulation = near.candidate.accumulation;
-    with.rooms = near.candidate.rooms, with.stages = near.candidate.stages, with.dump = {}, with.verify_passes = false;
-    with.search = {};
-    const std::vector<DeviceSpec> mine = chosen_of(all, near.candidate.devices);
-    const Plan plan = plan_of_step(graph, mine, with, with.memory_price);
-    const Shortage shortage = shortage_of(plan);
-    if (shortage.bytes == 0) return error(Code::kResourceExhausted, "{}", what);
-    RemedyEffort effort;
-    effort.search = 0;
-    if (mine.size() != all.size()) effort.estimates = 0;  // other devices would have to be given too
-    const Error why =
-        does_not_fit(plan, plan.entries[0], shortage, remedies_for(graph, mine, with, plan, shortage, effort, true));
-    return error(Code::kResourceExhausted, "{}\n{}", what, why.message());
-  } catch (const Error&) {
-    return error(Code::kResourceExhausted, "{}", what);
-  }
-}
-
 }  // namespace
 
 Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   check_prices(devices, options.search);
   return stoppable([&] { return Search(graph, devices, options).run(); });
-}
-
-Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  const Found found = search(graph, devices, options);
-  if (!found.fits()) {
-    if (found.list.empty())
-      throw found.not_tried > 0
-          ? error(Code::kResourceExhausted,
-                  "strategy auto: there was no time for any of {} strategies; give it more than {} search_seconds",
-                  found.not_tried, options.search.seconds)
-          : invalid("strategy auto: no strategy cuts this model for {} device(s)", devices.size());
-    const Judged& near = found.list.front();
-    if (near.missing > 0) throw nearest_does_not_fit(graph, devices, options, found);
-    throw error(Code::kResourceExhausted, "strategy auto: none of {} strategies will do; nearest is {}: {}",
-                found.list.size(), whole_text(near), near.lost);
-  }
-  const Candidate& best = found.winner().candidate;
-  CompileOptions with = options;
-  static_cast<PlanOptions&>(with) = best.options;
-  with.strategy = best.strategy, with.search = {};
-  with.rooms = best.rooms, with.stages = best.stages;
-  if (best.accumulation > 0) with.accumulation = best.accumulation;
-  Plan plan = compile(graph, chosen_of(devices, best.devices), with);
-  std::vector<std::string> notes{fmt::format("Strategy auto chose {} of {}: {} a step.", whole_text(found.winner()),
-                                             found.list.size() + found.not_tried,
-                                             seconds_text(found.winner().seconds))};
-  constexpr size_t kShown = 4;
-  for (size_t k = 1; k < found.list.size() && k <= kShown; ++k)
-    notes.push_back(fmt::format("Instead: {}: {}.", whole_text(found.list[k]), brief(found.list[k].lost, 160)));
-  if (best.devices.size() < devices.size()) {
-    const auto all =
-        std::ranges::find_if(found.list, [&](const Judged& j) { return j.candidate.devices.size() == devices.size(); });
-    const std::string why =
-        all == found.list.end()
-            ? "by counts, strategies of all of them are many times as bad, or there was no time"
-            : fmt::format("with all of them the best ({}) is {}", all->candidate.strategy, brief(all->lost, 160));
-    notes.push_back(fmt::format("{} device(s) stay idle: {}.", devices.size() - best.devices.size(), why));
-  }
-  plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
-  return plan;
 }
 
 }  // namespace whale

@@ -12,20 +12,18 @@
 namespace whale {
 namespace {
 
-constexpr size_t kMostSteps = 2'000'000;
-
 std::optional<Faster> deepened(const Graph& graph, const CompileOptions& options, const Plan& plan,
                                const MakePlan& make) {
   std::optional<DeeperWarmup> found = deeper_warmup(plan);
   if (!found || !with_warmup(graph, options, found->depths)) return std::nullopt;
-  const auto before = times_of(plan, plan.entries[0], kMostSteps);
+  const auto before = times_of(plan, plan.entries[0]);
   if (!before) return std::nullopt;
   for (; found->is_deeper(); found->halve()) {
     std::optional<WithWarmup> with = with_warmup(graph, options, found->depths);
     with->options.dump = {};
     Plan deeper = make(with->graph, with->options);
     if (shortage_of(deeper).bytes > 0) continue;
-    const auto after = times_of(deeper, deeper.entries[0], kMostSteps);
+    const auto after = times_of(deeper, deeper.entries[0]);
     if (!after || after->seconds > (1 - kWorthDeeper) * before->seconds) break;
     return Faster{std::move(deeper),
                   fmt::format("{}. A step takes {} instead of {}.", found->why, seconds_text(after->seconds),
@@ -61,7 +59,7 @@ std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<Devi
       begins_by_clock(graph, devices, options, plan.memory_price,
                       prepare(graph, devices, options, plan.memory_price).scoped.tasks.stage_begins);
   const Plan& usual = deeper ? deeper->plan : plan;
-  const auto before = others.empty() ? std::nullopt : times_of(usual, usual.entries[0], kMostSteps);
+  const auto before = others.empty() ? std::nullopt : times_of(usual, usual.entries[0]);
   if (!before) return deeper;
   // By steps alone whether one is worth making.
   double best = kWorthOtherCuts * before->seconds;
@@ -73,7 +71,7 @@ std::optional<Faster> faster_pipeline(const Graph& graph, const std::vector<Devi
     if (shortage_of(other).bytes > 0) continue;
     const std::optional<Faster> other_deeper = deepened(graph, with, other, step);
     const Plan& walked = other_deeper ? other_deeper->plan : other;
-    const auto after = times_of(walked, walked.entries[0], kMostSteps);
+    const auto after = times_of(walked, walked.entries[0]);
     if (after && after->seconds <= best) best = after->seconds, cut = std::move(with);
   }
   if (!cut) return deeper;

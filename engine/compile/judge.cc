@@ -113,9 +113,8 @@ Plan Judge::plan_of(const Candidate& candidate, const std::vector<DeviceSpec>& m
 }
 
 bool Judge::walk(Judged& j, const Plan& plan) const {
-  constexpr size_t kMostSteps = 2'000'000;
   const Entry& entry = plan.entries[0];
-  const auto times = times_of(plan, entry, kMostSteps);
+  const auto times = times_of(plan, entry);
   if (!times) return false;
   j.bytes = 0;
   for (size_t p = 0; p < entry.programs.size(); ++p)

@@ -70,7 +70,7 @@ StageKinds kinds_of(const std::vector<DeviceRates>& rates, size_t stages) {
 // Of its gradients: of products and the like two for one, of what passes over memory one, of what has none nothing;
 // and what each micro-batch adds to sums of parameters' gradients.
 double backward_seconds(const Graph& graph, const Op& op, const OpView& view, const std::vector<char>& moves,
-                        double seconds, const DeviceRates& rates, double parts) {
+                        double seconds, const DeviceRates& rates, double parts, double add_passes) {
   constexpr double kDense = 4;  // FLOPs of a byte
   const bool has = !op.outputs.empty() && op.outputs[0] != kNone && moves[static_cast<size_t>(op.outputs[0])] == 1 &&
                    is_float(graph.tensor(op.outputs[0]).dtype) && !has_flag(op.code, kNoGradient);
@@ -80,7 +80,7 @@ double backward_seconds(const Graph& graph, const Op& op, const OpView& view, co
   if (graph.training.accumulation > 1 || parts > 1)
     for (const TensorId id : op.inputs)
       if (id != kNone && graph.tensor(id).kind == TensorKind::kVariable)
-        out += parts * op_seconds({.flops = 0, .bytes = 3 * whole_bytes(graph.tensor(id))}, rates);
+        out += parts * pass_seconds(add_passes * whole_bytes(graph.tensor(id)), rates);
   return out;
 }
 
@@ -148,7 +148,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
       const double seconds = seconds_in_parts(view, kinds.rates[r], parts);
       by_kind[r][k + 1] = by_kind[r][k] + seconds;
       if (clock)
-        backward[r][k + 1] = backward[r][k] + backward_seconds(graph, op, view, moves, seconds, kinds.rates[r], parts);
+        backward[r][k + 1] =
+            backward[r][k] + backward_seconds(graph, op, view, moves, seconds, kinds.rates[r], parts, cost.add_passes);
       least = std::min(least, seconds);
     }
     until[k + 1] = until[k] + least;
