@@ -137,7 +137,7 @@ bool Judge::simulate(Judged& j) const {
   const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
     return plan_of_step(g, mine, with, plan.memory_price);
   };
-  std::optional<Faster> faster = faster_pipeline(graph_, mine, options, plan, step, step);
+  const std::optional<Faster> faster = faster_pipeline(graph_, mine, options, plan, step);
   return walk(j, faster ? faster->plan : plan);
 }
 

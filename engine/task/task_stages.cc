@@ -155,6 +155,7 @@ std::optional<StageClock> clock_of(const Scope& pipeline, StageDevices known, in
   for (size_t s = 0; s < schedule.warmup.size() && s < usual.size(); ++s)
     usual[s] = static_cast<int>(std::min(schedule.warmup[s], micro_batches));
   if (!schedule.warmup.empty() || cuts == CutsBy::kClock) return out;
+  out.finds_warmup = true;
   std::vector<int> deeper = usual;  // as a plan may have it (compile/deeper_warmup.h)
   for (size_t s = 0; s < deeper.size(); ++s)
     deeper[s] = std::min(out.micro_batches, usual[s] + static_cast<int>(deeper.size() - 1 - s));

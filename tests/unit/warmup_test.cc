@@ -226,7 +226,7 @@ TEST_CASE("a plan's warm-up is deeper where links are slow, and faster by its ow
                         Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=8, schedule=gpipe)", false},
                         Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=8, warmup=[3,2,1])", false},
                         Case{"3xV100-16GB:1~5Gb/s@20us", "pipeline(3, micro_batches=2)", false},
-                        Case{"V100-16GB:3", "pipeline(3, micro_batches=32)", false},
+                        Case{"V100-16GB:2", "pipeline(2, micro_batches=32)", false},
                         Case{"null:3", "pipeline(3, micro_batches=8)", false}}) {
     CAPTURE(c.devices);
     CAPTURE(c.strategy);
@@ -288,7 +288,8 @@ TEST_CASE("a warm-up is no deeper than memory has room for, and as deep as it ha
   devices[0].memory_bytes = held(usual);
   const Plan tight = compile(graph, devices, with(strategy));  // by other cuts, if deeper
   CHECK(held(tight) <= held(usual));
-  CHECK(simulated(tight) <= simulated(usual) * (1 + 1e-9));
+  const Plan usual_there = compile(graph, devices, with("pipeline(3, micro_batches=8, warmup=[3,2,1])"));
+  CHECK(simulated(tight) <= simulated(usual_there) * (1 + 1e-9));
   devices[0].memory_bytes = held(roomy);
   CHECK(held(compile(graph, devices, with(strategy))) == held(roomy));
   // More micro-batches alive, of as many bytes each as their buffers say.
