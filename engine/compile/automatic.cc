@@ -14,6 +14,7 @@
 #include "cluster/devices.h"
 #include "compile/estimate.h"
 #include "compile/judge.h"
+#include "compile/savings.h"
 #include "compile/search_bounds.h"
 #include "compile/shapes.h"
 #include "schedule/schedule.h"
@@ -57,7 +58,7 @@ class Search {
   Found run() {
     out_.batch = counts_.batch;
     if (!asked_.present.empty()) {
-      const Present present(asked_.present);
+      const Present present(asked_.present, std::ssize(sets_[0].devices));
       out_.not_tried += std::erase_if(shapes_, [&](const Shape& s) { return !present.is_near(s); });
     }
     // What is likely to be best first; the time runs out on the others.
@@ -71,6 +72,7 @@ class Search {
     // by what those take in truth.
     simulate_best();
     for (Bounds truth = walked_bounds(); truth.any() && estimate(truth); truth = walked_bounds()) simulate_best();
+    try_neighbours();
     take_as_much_slower();
     rank(out_, judge_);
     out_.not_tried += static_cast<size_t>(std::ranges::count(looked_at_, 0));
@@ -183,7 +185,9 @@ class Search {
       const bool by_plan = schedule_rule(schedule).split_backward;  // such have no condensed form
       if (!by_plan) other.rooms = {}, other.stages = {};
       const size_t end = other.strategy.find(')', other.strategy.find(kLast));
-      other.strategy.insert(end, fmt::format(", schedule={}", schedule));
+      // Without virtual stages interleaved is 1f1b.
+      const char* more = std::string_view(schedule) == "interleaved" ? ", virtual_stages=2" : "";
+      other.strategy.insert(end, fmt::format(", schedule={}{}", schedule, more));
       return judge_.as_written(std::move(other), by_plan);
     });
     for (Looked& other : looked)
@@ -235,6 +239,65 @@ class Search {
       }
     }
     rank(out_, judge_);
+  }
+
+  // Of the best other numbers of micro-batches than were looked through: those next to its own that cut the batch, as
+  // long as that gains.
+  void try_neighbours() {
+    constexpr int kRounds = 4;
+    for (int round = 0; round < kRounds && elapsed() <= asked_.seconds && !out_.list.empty(); ++round) {
+      const Judged& best = out_.list[0];
+      if (!best.simulated || !judge_.is_allowed(best)) return;
+      std::vector<Candidate> others;
+      for (const int64_t parts : next_to(micro_batches_of(best.candidate))) {
+        Candidate other = with_micro_batches(best.candidate, parts);
+        if (std::ranges::none_of(out_.list, [&](const Judged& j) { return is_same(j.candidate, other); }))
+          others.push_back(std::move(other));
+      }
+      const double before = judge_.worth(best);
+      std::vector<Looked> looked = look(others, asked_.seconds, [&](const Candidate& other) {
+        const Judged estimated = judge_.as_written(other, false);
+        return estimated.lost.empty() && estimated.missing == 0 ? walked(estimated) : estimated;
+      });
+      for (Looked& other : looked)
+        if (other.in_time) out_.list.push_back(std::move(*other.judged));
+      rank(out_, judge_);
+      if (judge_.worth(out_.list[0]) >= before) return;
+    }
+  }
+  static bool is_same(const Candidate& a, const Candidate& b) {
+    return a.strategy == b.strategy && a.accumulation == b.accumulation && a.devices == b.devices &&
+           saves_as_much(a.options, b.options) && saves_as_much(b.options, a.options);
+  }
+  // 0: it has none that are said.
+  static int64_t micro_batches_of(const Candidate& c) {
+    if (c.accumulation > 0 || c.strategy.empty()) return c.accumulation;
+    for (const StrategyClause& clause : parse_clauses(c.strategy))
+      for (const Scope& scope : clause.nest)
+        if (scope.kind == ScopeKind::kPipeline && scope.micro_batches > 0) return scope.micro_batches;
+    return 0;
+  }
+  static Candidate with_micro_batches(Candidate c, int64_t parts) {
+    c.rooms = {}, c.stages = {};
+    if (c.accumulation > 0) {
+      c.accumulation = parts > 1 ? parts : 0;
+      return c;
+    }
+    constexpr std::string_view kWritten = "micro_batches=";
+    const size_t at = c.strategy.find(kWritten) + kWritten.size();
+    c.strategy.replace(at, c.strategy.find_first_not_of("0123456789", at) - at, std::to_string(parts));
+    return c;
+  }
+  // Two below and two above, of those that divide the batch.
+  Ints next_to(int64_t parts) const {
+    constexpr std::ptrdiff_t kEach = 2;
+    if (parts == 0) return {};
+    const Ints all = divisors(counts_.batch);
+    const auto at = std::ranges::lower_bound(all, parts);
+    Ints out(std::max(all.begin(), at - std::min<std::ptrdiff_t>(kEach, at - all.begin())), at);
+    const auto above = at != all.end() && *at == parts ? at + 1 : at;
+    out.insert(out.end(), above, above + std::min<std::ptrdiff_t>(kEach, all.end() - above));
+    return out;
   }
 
   // What is estimated alone, as those were that were walked.
