@@ -7,7 +7,7 @@
 #include "base/watch.h"
 #include "compile/automatic.h"
 #include "compile/compile.h"
-#include "compile/checks.h"
+#include "compile/source_check.h"
 #include "cost/profile_text.h"
 #include "guard.h"
 #include "handles.h"

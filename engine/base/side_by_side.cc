@@ -1,7 +1,5 @@
 #include "base/side_by_side.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -15,16 +13,6 @@
 #include "base/watch.h"
 
 namespace whale {
-namespace {
-
-size_t cores_of_thread() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? static_cast<size_t>(std::max(1, CPU_COUNT(&set))) : 1;
-}
-
-}  // namespace
-
 double side_by_side(size_t count, size_t threads, const std::function<void(size_t k, double spent)>& work) {
   std::atomic<size_t> next{0};
   std::mutex mutex;
@@ -44,7 +32,6 @@ double side_by_side(size_t count, size_t threads, const std::function<void(size_
     }
     return thread_seconds() - began;
   };
-  if (threads == 0) threads = cores_of_thread();
   Watch* const watch = Watch::current();
   std::vector<std::thread> helpers;
   try {

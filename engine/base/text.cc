@@ -6,13 +6,30 @@
 
 namespace whale {
 
+namespace {
+
+// Of texts that C strings and terminals take: \x00 for a character that would end or rule them. Lines and tabs stay.
+std::string shown(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if ((code < 0x20 && c != '\n' && c != '\t') || code == 0x7f)
+      out += fmt::format("\\x{:02x}", code);
+    else
+      out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string brief(std::string_view text, size_t most) {
-  if (text.size() <= most) return std::string(text);
+  if (text.size() <= most) return shown(text);
   const auto inside = [&](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
   size_t head = most * 2 / 3, tail = text.size() - most / 3;
   while (head > 0 && inside(head)) --head;
   while (tail < text.size() && inside(tail)) ++tail;
-  return fmt::format("{}... ({} bytes) ...{}", text.substr(0, head), text.size(), text.substr(tail));
+  return fmt::format("{}... ({} bytes) ...{}", shown(text.substr(0, head)), text.size(), shown(text.substr(tail)));
 }
 
 std::optional<int64_t> whole_number(std::string_view text) {

@@ -45,7 +45,7 @@ class Watch {
     if (current_ != nullptr) current_->check();
   }
 
-  std::function<void()> looked;  // called at each look, of any thread that it is in force on: for tests
+  std::function<void()> looked;  // called at each look, of any thread that it is in force on; may throw Stopped
 
   static Watch* current() { return current_; }
   // Another one, or none, is in force on this thread for the life of the object.

@@ -84,7 +84,7 @@ LinkRates link(const Place& at) {
   at.only({"bytes_per_second", "latency_seconds"});
   const auto bytes = at.find("bytes_per_second"), latency = at.find("latency_seconds");
   if (!bytes) at.bad("bytes_per_second in it");
-  return {rate(*bytes), latency ? latency->figure(0, kMostLatency) : 0};
+  return {rate(*bytes), latency ? latency->figure(0, kMostLatency) : kUsualLatency};
 }
 
 // A rate, or one for each size that was measured: the best.
@@ -140,6 +140,28 @@ void read_devices(const Place& at, std::vector<DeviceSpec>& out) {
   const int64_t times = count ? count->count(kMostDevices) : 1;
   check_number(times, out);
   out.insert(out.end(), static_cast<size_t>(times), one);
+}
+
+// Of a text such as "cpu@0~1Gb/s": what it says connects its node, which says nothing else of that.
+void take_links(const Place& device, NodeLinks& links, const Place& node) {
+  const auto named = device.find("device");
+  const std::string text = named ? named->text() : "";
+  const size_t mark = text.find('~');
+  if (mark == text.npos) return;
+  const auto parse = [](const std::string& whole) {
+    std::string packed;
+    for (const char c : whole.substr(whole.find('~') + 1))
+      if (c != ' ' && c != '\t') packed += c;
+    return parse_links(packed);
+  };
+  const NodeLinks mine = named->as(parse);
+  const auto take = [&](LinkRates NodeLinks::*which, const char* name) {
+    if ((mine.*which).bytes_per_second <= 0) return;
+    if ((links.*which).bytes_per_second > 0 && links.*which != mine.*which)
+      named->bad(fmt::format("the same {} as the rest of {} has, or none: it is the node's", name, node.name()));
+    links.*which = mine.*which;
+  };
+  take(&NodeLinks::network, "network"), take(&NodeLinks::inside, "links inside");
 }
 
 // Sites, by name, in the order in which nodes name them first.
@@ -268,6 +290,7 @@ std::vector<DeviceSpec> of_nodes(const Place& file) {
     NodeLinks links;
     if (const auto inside = node.find("inside")) links.inside = link(*inside);
     if (const auto network = node.find("network")) links.network = link(*network);
+    for (const Place& d : list->list()) take_links(d, links, node);
     for (DeviceSpec& d : devices) {
       links.put(d.figures);
       if (d.figures.network.bytes_per_second <= 0 && connected) connected = false, first_alone = node.where;

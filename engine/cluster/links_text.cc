@@ -11,7 +11,6 @@
 namespace whale {
 namespace {
 
-constexpr double kUsualLatency = 10e-6;
 constexpr double kLeastRate = 1e3, kMostRate = 1e18;  // bytes/s: no link is beyond
 
 // Of the base unit, or parts of it: whole numbers, so that reading rounds once and 10us is 1e-5 s.

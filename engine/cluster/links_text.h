@@ -12,6 +12,9 @@ namespace whale {
 // Seconds. A message by a geostationary satellite takes a quarter of one, around the Earth by glass a fifth.
 inline constexpr double kMostLatency = 1;
 
+// Of a link of which none is said.
+inline constexpr double kUsualLatency = 10e-6;
+
 struct NodeLinks {
   LinkRates network{}, inside{};
   void put(DeviceFigures& figures) const;  // those that are said

@@ -3,6 +3,7 @@
 
 #include "base/watch.h"
 #include "compile/checks.h"
+#include "compile/source_check.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
 #include "compile/remedies.h"

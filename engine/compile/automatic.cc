@@ -11,9 +11,11 @@
 #include "base/thread_seconds.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
+#include "cluster/devices.h"
 #include "compile/estimate.h"
 #include "compile/judge.h"
-#include "compile/remedies.h"
+#include "compile/savings.h"
+#include "compile/search_bounds.h"
 #include "compile/shapes.h"
 #include "schedule/schedule.h"
 #include "task/strategy.h"
@@ -34,40 +36,6 @@ void check_prices(const std::vector<DeviceSpec>& devices, const SearchOptions& a
       fmt::join(without, ", "));
 }
 
-// How far counts are off from what is estimated, for shapes of one form.
-class CountsOff {
- public:
-  void see(const Shape& shape, double seconds) {
-    const double off = seconds / shape.rank;
-    least_ = std::min(least_, off), ++seen_;
-    Form& mine = forms_[form_of(shape)];
-    mine.least = std::min(mine.least, off), ++mine.seen;
-  }
-  // Seconds that the shape takes at least, were its counts as far off to its favour as any were so far; twice as far
-  // while few have said how far that is.
-  double least_seconds(const Shape& shape) const {
-    constexpr size_t kFew = 8, kFewOfForm = 2;
-    constexpr double kSure = 0.9;
-    double off = least_ * (seen_ >= kFew ? 1 : 0.5);
-    const auto mine = forms_.find(form_of(shape));
-    if (mine != forms_.end() && mine->second.seen >= kFewOfForm) off = std::max(off, kSure * mine->second.least);
-    return shape.rank * off;
-  }
-
- private:
-  using Key = std::tuple<std::string_view, bool, bool, bool, bool, bool>;
-  static Key form_of(const Shape& s) {
-    return {s.set->types, s.cut > 0, s.stages > 1, s.outside, s.split > 1, s.replicas > 1};
-  }
-  struct Form {
-    double least = std::numeric_limits<double>::infinity();
-    size_t seen = 0;
-  };
-  double least_ = 1;
-  size_t seen_ = 0;
-  std::map<Key, Form> forms_;
-};
-
 // Of a pipeline's step, that its stages work where all are alike.
 double busy_share(const std::string& strategy) {
   for (const StrategyClause& clause : parse_clauses(strategy))
@@ -76,30 +44,6 @@ double busy_share(const std::string& strategy) {
         return static_cast<double>(scope.micro_batches) / static_cast<double>(scope.micro_batches + scope.count - 1);
   return 1;
 }
-
-// What others do better: a step of a worth, and by the price of an hour, since what takes longer on devices that cost
-// as much or more is dearer, too.
-class Bounds {
- public:
-  void see(double worth, double price_hour, double seconds) {
-    worth_ = std::min(worth_, worth);
-    if (seconds >= seconds_for(price_hour)) return;
-    const auto at = fastest_.insert_or_assign(price_hour, seconds).first;
-    fastest_.erase(std::next(at), std::find_if(std::next(at), fastest_.end(),
-                                               [&](const auto& cheaper) { return cheaper.second < seconds; }));
-  }
-  bool any() const { return worth_ < kNone; }
-  double worth() const { return worth_; }
-  double seconds_for(double price_hour) const {
-    const auto behind = fastest_.upper_bound(price_hour);
-    return behind == fastest_.begin() ? kNone : std::prev(behind)->second;
-  }
-
- private:
-  static constexpr double kNone = std::numeric_limits<double>::infinity();
-  double worth_ = kNone;
-  std::map<double, double> fastest_;  // falling
-};
 
 class Search {
  public:
@@ -114,7 +58,7 @@ class Search {
   Found run() {
     out_.batch = counts_.batch;
     if (!asked_.present.empty()) {
-      const Present present(asked_.present);
+      const Present present(asked_.present, std::ssize(sets_[0].devices));
       out_.not_tried += std::erase_if(shapes_, [&](const Shape& s) { return !present.is_near(s); });
     }
     // What is likely to be best first; the time runs out on the others.
@@ -128,6 +72,7 @@ class Search {
     // by what those take in truth.
     simulate_best();
     for (Bounds truth = walked_bounds(); truth.any() && estimate(truth); truth = walked_bounds()) simulate_best();
+    try_neighbours();
     take_as_much_slower();
     rank(out_, judge_);
     out_.not_tried += static_cast<size_t>(std::ranges::count(looked_at_, 0));
@@ -165,7 +110,7 @@ class Search {
   std::vector<Looked> look(const List& list, double until, const Judging& judging) {
     std::vector<Looked> out(list.size());
     const double before = elapsed();
-    elsewhere_ += side_by_side(list.size(), 0, [&](size_t k, double spent) {
+    elsewhere_ += side_by_side(list.size(), threads_, [&](size_t k, double spent) {
       if (before + spent <= until) out[k] = {true, judging(list[k])};
     });
     return out;
@@ -240,7 +185,9 @@ class Search {
       const bool by_plan = schedule_rule(schedule).split_backward;  // such have no condensed form
       if (!by_plan) other.rooms = {}, other.stages = {};
       const size_t end = other.strategy.find(')', other.strategy.find(kLast));
-      other.strategy.insert(end, fmt::format(", schedule={}", schedule));
+      // Without virtual stages interleaved is 1f1b.
+      const char* more = std::string_view(schedule) == "interleaved" ? ", virtual_stages=2" : "";
+      other.strategy.insert(end, fmt::format(", schedule={}{}", schedule, more));
       return judge_.as_written(std::move(other), by_plan);
     });
     for (Looked& other : looked)
@@ -294,6 +241,65 @@ class Search {
     rank(out_, judge_);
   }
 
+  // Of the best other numbers of micro-batches than were looked through: those next to its own that cut the batch, as
+  // long as that gains.
+  void try_neighbours() {
+    constexpr int kRounds = 4;
+    for (int round = 0; round < kRounds && elapsed() <= asked_.seconds && !out_.list.empty(); ++round) {
+      const Judged& best = out_.list[0];
+      if (!best.simulated || !judge_.is_allowed(best)) return;
+      std::vector<Candidate> others;
+      for (const int64_t parts : next_to(micro_batches_of(best.candidate))) {
+        Candidate other = with_micro_batches(best.candidate, parts);
+        if (std::ranges::none_of(out_.list, [&](const Judged& j) { return is_same(j.candidate, other); }))
+          others.push_back(std::move(other));
+      }
+      const double before = judge_.worth(best);
+      std::vector<Looked> looked = look(others, asked_.seconds, [&](const Candidate& other) {
+        const Judged estimated = judge_.as_written(other, false);
+        return estimated.lost.empty() && estimated.missing == 0 ? walked(estimated) : estimated;
+      });
+      for (Looked& other : looked)
+        if (other.in_time) out_.list.push_back(std::move(*other.judged));
+      rank(out_, judge_);
+      if (judge_.worth(out_.list[0]) >= before) return;
+    }
+  }
+  static bool is_same(const Candidate& a, const Candidate& b) {
+    return a.strategy == b.strategy && a.accumulation == b.accumulation && a.devices == b.devices &&
+           saves_as_much(a.options, b.options) && saves_as_much(b.options, a.options);
+  }
+  // 0: it has none that are said.
+  static int64_t micro_batches_of(const Candidate& c) {
+    if (c.accumulation > 0 || c.strategy.empty()) return c.accumulation;
+    for (const StrategyClause& clause : parse_clauses(c.strategy))
+      for (const Scope& scope : clause.nest)
+        if (scope.kind == ScopeKind::kPipeline && scope.micro_batches > 0) return scope.micro_batches;
+    return 0;
+  }
+  static Candidate with_micro_batches(Candidate c, int64_t parts) {
+    c.rooms = {}, c.stages = {};
+    if (c.accumulation > 0) {
+      c.accumulation = parts > 1 ? parts : 0;
+      return c;
+    }
+    constexpr std::string_view kWritten = "micro_batches=";
+    const size_t at = c.strategy.find(kWritten) + kWritten.size();
+    c.strategy.replace(at, c.strategy.find_first_not_of("0123456789", at) - at, std::to_string(parts));
+    return c;
+  }
+  // Two below and two above, of those that divide the batch.
+  Ints next_to(int64_t parts) const {
+    constexpr std::ptrdiff_t kEach = 2;
+    if (parts == 0) return {};
+    const Ints all = divisors(counts_.batch);
+    const auto at = std::ranges::lower_bound(all, parts);
+    Ints out(std::max(all.begin(), at - std::min<std::ptrdiff_t>(kEach, at - all.begin())), at);
+    const auto above = at != all.end() && *at == parts ? at + 1 : at;
+    out.insert(out.end(), above, above + std::min<std::ptrdiff_t>(kEach, all.end() - above));
+    return out;
+  }
+
   // What is estimated alone, as those were that were walked.
   void take_as_much_slower() {
     if (walked_ <= estimated_) return;
@@ -304,6 +310,7 @@ class Search {
   static constexpr double kTooHigh = 0.97;  // that an estimate may be, whatever was seen
 
   const SearchOptions& asked_;
+  size_t threads_ = usable_cores().size();
   double began_, elsewhere_ = 0;  // of this thread's own time; what others took longer
   ModelCounts counts_;
   std::vector<DeviceSet> sets_;
@@ -315,80 +322,11 @@ class Search {
   Found out_;
 };
 
-// What the nearest lacks, and what else would make that one fit.
-Error nearest_does_not_fit(const Graph& graph, const std::vector<DeviceSpec>& all, const CompileOptions& options,
-                           const Found& found) {
-  const Judged& near = found.list.front();
-  const std::string what = fmt::format("strategy auto: none of {} strategies will do; nearest is\n{}: {}",
-                                       found.list.size() + found.not_tried, whole_text(near), near.lost);
-  try {
-    CompileOptions with = options;
-    static_cast<PlanOptions&>(with) = near.candidate.options;
-    if (!near.candidate.strategy.empty()) with.strategy = near.candidate.strategy;
-    if (near.candidate.strategy.empty()) with.strategy.clear();
-    if (near.candidate.accumulation > 0) with.accumulation = near.candidate.accumulation;
-    with.rooms = near.candidate.rooms, with.stages = near.candidate.stages, with.dump = {}, with.verify_passes = false;
-    with.search = {};
-    const std::vector<DeviceSpec> mine = chosen_of(all, near.candidate.devices);
-    const Plan plan = plan_of_step(graph, mine, with, with.memory_price);
-    const Shortage shortage = shortage_of(plan);
-    if (shortage.bytes == 0) return error(Code::kResourceExhausted, "{}", what);
-    RemedyEffort effort;
-    effort.search = 0;
-    if (mine.size() != all.size()) effort.estimates = 0;  // other devices would have to be given too
-    const Error why =
-        does_not_fit(plan, plan.entries[0], shortage, remedies_for(graph, mine, with, plan, shortage, effort, true));
-    return error(Code::kResourceExhausted, "{}\n{}", what, why.message());
-  } catch (const Error&) {
-    return error(Code::kResourceExhausted, "{}", what);
-  }
-}
-
 }  // namespace
 
 Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   check_prices(devices, options.search);
   return stoppable([&] { return Search(graph, devices, options).run(); });
-}
-
-Plan compile_automatic(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
-  const Found found = search(graph, devices, options);
-  if (!found.fits()) {
-    if (found.list.empty())
-      throw found.not_tried > 0
-          ? error(Code::kResourceExhausted,
-                  "strategy auto: there was no time for any of {} strategies; give it more than {} search_seconds",
-                  found.not_tried, options.search.seconds)
-          : invalid("strategy auto: no strategy cuts this model for {} device(s)", devices.size());
-    const Judged& near = found.list.front();
-    if (near.missing > 0) throw nearest_does_not_fit(graph, devices, options, found);
-    throw error(Code::kResourceExhausted, "strategy auto: none of {} strategies will do; nearest is {}: {}",
-                found.list.size(), whole_text(near), near.lost);
-  }
-  const Candidate& best = found.winner().candidate;
-  CompileOptions with = options;
-  static_cast<PlanOptions&>(with) = best.options;
-  with.strategy = best.strategy, with.search = {};
-  with.rooms = best.rooms, with.stages = best.stages;
-  if (best.accumulation > 0) with.accumulation = best.accumulation;
-  Plan plan = compile(graph, chosen_of(devices, best.devices), with);
-  std::vector<std::string> notes{fmt::format("Strategy auto chose {} of {}: {} a step.", whole_text(found.winner()),
-                                             found.list.size() + found.not_tried,
-                                             seconds_text(found.winner().seconds))};
-  constexpr size_t kShown = 4;
-  for (size_t k = 1; k < found.list.size() && k <= kShown; ++k)
-    notes.push_back(fmt::format("Instead: {}: {}.", whole_text(found.list[k]), brief(found.list[k].lost, 160)));
-  if (best.devices.size() < devices.size()) {
-    const auto all =
-        std::ranges::find_if(found.list, [&](const Judged& j) { return j.candidate.devices.size() == devices.size(); });
-    const std::string why =
-        all == found.list.end()
-            ? "by counts, strategies of all of them are many times as bad, or there was no time"
-            : fmt::format("with all of them the best ({}) is {}", all->candidate.strategy, brief(all->lost, 160));
-    notes.push_back(fmt::format("{} device(s) stay idle: {}.", devices.size() - best.devices.size(), why));
-  }
-  plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
-  return plan;
 }
 
 }  // namespace whale

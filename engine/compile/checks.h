@@ -23,15 +23,7 @@ void check_memory(const CompileOptions& options, const Graph& source, const Task
 double planning_bytes(const Graph& source, const TaskGraphs& tasks, int64_t devices, int64_t micro_batches,
                       size_t others);
 void check_recompute(const CompileOptions& options, const TaskGraphs& tasks);
-// Throws DATA_LOSS where what a plan says of its model (ports, indices, variables, training) is not what Plan::source
-// gives: for plans from files, of which deserialize() has checked the rest. Thread-safe.
-void verify_source(const Plan& plan);
-// The same of one entry; `whole`: its graph before it is laid out.
-void check_source(const Plan& plan, const Entry& entry, const Graph& whole);
 void check_devices(const std::vector<DeviceSpec>& devices, const Graph& source);
-// That what a profile has measured is of this model, or of one with ops or layers like it. Returns what may be wrong
-// with it, for people. `given`: the graph as `whale profile` would have it, whose digest a profile has.
-std::vector<std::string> check_profile(const Profile& profile, const Graph& source, const Graph& given);
 // No finite number of the model is infinite as the plan holds it. float16 may round to infinity: masks do.
 void check_numbers(const Graph& source);
 

@@ -79,12 +79,14 @@ Plan with_faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& dev
   const double price = plan.memory_price;
   std::optional<Faster> faster = faster_pipeline(
       graph, devices, options, plan,
-      [&](const Graph& g, const CompileOptions& with) { return make_plan(g, devices, with, price, true); },
       [&](const Graph& g, const CompileOptions& with) { return plan_of_step(g, devices, with, price); });
   if (!faster) return plan;
-  faster->plan.model_hash = plan.model_hash;
-  faster->plan.notes.push_back(std::move(faster->why));
-  return std::move(faster->plan);
+  faster->plan = {};
+  Plan made = make_plan(faster->made_of.graph, devices, faster->made_of.options, price, true);
+  if (shortage_of(made).bytes > 0) return plan;
+  made.model_hash = plan.model_hash;
+  made.notes.push_back(std::move(faster->why));
+  return made;
 }
 
 // Of plans that do not fit, the one that lacks least.

@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "cost/interference.h"
 #include "plan/figures.h"
 #include "plan/lives.h"
 #include "schedule/warmup.h"
@@ -63,6 +64,10 @@ class Stages {
   void add(int32_t d, Stage& stage) const {
     const int32_t number = entry_.rows[static_cast<size_t>(d)].program;
     const Program& program = entry_.programs[static_cast<size_t>(number)];
+    // While a device sends it computes more slowly, and it sends more slowly while it computes.
+    const auto [compute, link, to_device, to_host] =
+        progress_rates({true, true, false, false}, interference_of(plan_.devices[static_cast<size_t>(d)]), true);
+    const double takes = (1 - compute) / link, longer = 1 / link;
     std::set<int32_t> passes;
     for (const ScheduleRow& row : program.schedule)
       if (!row.whole) passes.insert(row.segment);
@@ -72,6 +77,7 @@ class Stages {
       double work = 0, sent = 0;
       for (const Instruction& i : segment.instructions)
         if (i.kind() != InstructionKind::kReceive) (i.kind() == InstructionKind::kSend ? sent : work) += seconds_(i, d);
+      work += takes * sent, sent *= longer;
       double& longest = forward ? stage.times.forward : stage.times.backward;
       double& message = forward ? stage.sends.forward : stage.sends.backward;
       longest = std::max(longest, work), message = std::max(message, sent);
@@ -125,22 +131,26 @@ void DeeperWarmup::halve() {
   for (size_t s = 0; s < depths.size(); ++s) depths[s] = usual[s] + (depths[s] - usual[s]) / 2;
 }
 
+PipelineTimes times_of_stages(const Plan& plan) {
+  const std::vector<Stage> stages = Stages(plan).all();
+  const auto micro_batches = static_cast<int>(plan.micro_batches);
+  const std::vector<int> usual = usual_warmup(static_cast<int>(stages.size()), micro_batches);
+  PipelineTimes out;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    out.stages.push_back(stages[s].times);
+    if (s + 1 < stages.size()) out.links.push_back({stages[s].sends.forward, stages[s + 1].sends.backward});
+    out.most.push_back(stages[s].more > micro_batches ? micro_batches : usual[s] + stages[s].more);
+  }
+  return out;
+}
+
 std::optional<DeeperWarmup> deeper_warmup(const Plan& plan) {
   if (!knows_devices(plan.devices, plan.profile) || plan.meshes.size() < 2 || plan.micro_batches < 2 ||
       plan.entries.empty())
     return std::nullopt;
-  const auto micro_batches = static_cast<int>(plan.micro_batches);
-  const std::vector<Stage> stages = Stages(plan).all();
-  std::vector<StageTimes> times;
-  std::vector<LinkTimes> links;
-  const std::vector<int> usual = usual_warmup(static_cast<int>(stages.size()), micro_batches);
-  std::vector<int> most;
-  for (size_t s = 0; s < stages.size(); ++s) {
-    times.push_back(stages[s].times);
-    if (s + 1 < stages.size()) links.push_back({stages[s].sends.forward, stages[s + 1].sends.backward});
-    most.push_back(stages[s].more > micro_batches ? micro_batches : usual[s] + stages[s].more);
-  }
-  const Warmup found = find_warmup(micro_batches, times, links, most, kWorthDeeper);
+  const auto [times, links, most] = times_of_stages(plan);
+  const std::vector<int> usual = usual_warmup(static_cast<int>(times.size()), static_cast<int>(plan.micro_batches));
+  const Warmup found = find_warmup(static_cast<int>(plan.micro_batches), times, links, most, kWorthDeeper);
   if (found.depths == usual) return std::nullopt;
   size_t slowest = 0;
   for (size_t s = 1; s < links.size(); ++s)
@@ -148,9 +158,7 @@ std::optional<DeeperWarmup> deeper_warmup(const Plan& plan) {
   return DeeperWarmup{
       .depths = found.depths,
       .usual = usual,
-      .why = fmt::format("The stages run [{}] forward passes before their first backward one, not [{}]: messages from "
-                         "stage {} to {} take {} beside forward passes of {}",
-                         fmt::join(found.depths, ","), fmt::join(usual, ","), slowest, slowest + 1,
+      .why = fmt::format("messages from stage {} to {} take {} beside forward passes of {}", slowest, slowest + 1,
                          seconds_text(links[slowest].forward), seconds_text(times[slowest + 1].forward))};
 }
 

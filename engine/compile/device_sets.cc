@@ -42,6 +42,7 @@ class Sets {
       add_mixes(of_type);
       if (are_unlike(devices_)) add_sorted(all);
     }
+    leave_one_of_twins();
     for (DeviceSet& set : out_) measure(set);
     return std::move(out_);
   }
@@ -160,6 +161,22 @@ class Sets {
                                [&](int32_t d) { return (rising ? 1 : -1) * room.at(device(d).node); });
       add(std::move(sorted));
     }
+  }
+
+  // Two zones of the same devices, say: whatever is found for one is as good on the other.
+  void leave_one_of_twins() {
+    std::vector<std::vector<DeviceSpec>> seen;
+    std::erase_if(out_, [&](const DeviceSet& set) {
+      std::vector<DeviceSpec> mine = chosen_of(devices_, set.devices);
+      std::map<int, int> zones;
+      for (DeviceSpec& d : mine) {
+        if (!d.links.empty()) return false;
+        d.zone = zones.try_emplace(d.zone, static_cast<int>(zones.size())).first->second, d.place = 0;
+      }
+      if (std::ranges::find(seen, mine) != seen.end()) return true;
+      seen.push_back(std::move(mine));
+      return false;
+    });
   }
 
   void measure(DeviceSet& set) const {

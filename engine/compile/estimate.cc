@@ -168,12 +168,12 @@ std::optional<Estimate> of_faster_pipeline(const Graph& graph, const std::vector
   const Prepared p = prepare(graph, devices, options, memory_price);
   if (p.scoped.tasks.stages() < 2 || p.micro_batches < 2) return std::nullopt;
   if (!links_may_be_slow(p, devices) &&
-      begins_by_clock(graph, devices, options, memory_price, p.scoped.tasks.stage_begins).empty())
+      !is_cut_otherwise(graph, devices, options, memory_price, p.scoped.tasks.stage_begins))
     return std::nullopt;
   const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
     return plan_of_step(g, devices, with, memory_price);
   };
-  const std::optional<Faster> faster = faster_pipeline(graph, devices, options, step(graph, options), step, step);
+  const std::optional<Faster> faster = faster_pipeline(graph, devices, options, step(graph, options), step);
   if (!faster) return std::nullopt;
   Estimate out = estimate_at(faster->made_of.graph, devices, faster->made_of.options, memory_price);
   return missing_bytes(out, devices) == 0 ? std::optional(std::move(out)) : std::nullopt;

@@ -113,9 +113,8 @@ Plan Judge::plan_of(const Candidate& candidate, const std::vector<DeviceSpec>& m
 }
 
 bool Judge::walk(Judged& j, const Plan& plan) const {
-  constexpr size_t kMostSteps = 2'000'000;
   const Entry& entry = plan.entries[0];
-  const auto times = times_of(plan, entry, kMostSteps);
+  const auto times = times_of(plan, entry);
   if (!times) return false;
   j.bytes = 0;
   for (size_t p = 0; p < entry.programs.size(); ++p)
@@ -138,7 +137,7 @@ bool Judge::simulate(Judged& j) const {
   const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
     return plan_of_step(g, mine, with, plan.memory_price);
   };
-  std::optional<Faster> faster = faster_pipeline(graph_, mine, options, plan, step, step);
+  const std::optional<Faster> faster = faster_pipeline(graph_, mine, options, plan, step);
   return walk(j, faster ? faster->plan : plan);
 }
 

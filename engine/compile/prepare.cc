@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "cluster/device_kinds.h"
 #include "compile/checks.h"
+#include "compile/profile_check.h"
 #include "cost/measured.h"
 #include "grad/passes.h"
 #include "plan/groups.h"

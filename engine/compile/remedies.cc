@@ -1,7 +1,6 @@
 #include "compile/remedies.h"
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <thread>
 
@@ -12,48 +11,12 @@
 #include "compile/checks.h"
 #include "compile/estimate.h"
 #include "compile/rooms.h"
+#include "compile/remedy_changes.h"
 #include "compile/savings.h"
 #include "grad/passes.h"
-#include "plan/groups.h"
 
 namespace whale {
 namespace {
-
-constexpr const char* kPolicies[] = {"none", "selective", "full"};
-
-// In quotes, as a shell takes it.
-std::string quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string{c};
-  return out + "'";
-}
-
-// What a plan is asked for, as far as a remedy changes it.
-struct Change {
-  PlanOptions options;
-  int64_t times = 1;  // as many micro-batches
-};
-
-struct Tried {
-  Change change;
-  size_t changes = 0;  // single ones that it is of
-  int64_t missing = 0, bytes = 0;
-  double seconds = 0;
-};
-
-// The text with all of its micro_batches times as many.
-std::string with_micro_batches(std::string strategy, int64_t times) {
-  constexpr std::string_view kWritten = "micro_batches=";
-  for (size_t at = strategy.find(kWritten); at != std::string::npos; at = strategy.find(kWritten, at)) {
-    at += kWritten.size();
-    size_t end = at;
-    while (end < strategy.size() && std::isdigit(static_cast<unsigned char>(strategy[end])) != 0) ++end;
-    if (end == at || end - at > 9) continue;
-    const std::string number = std::to_string(times * std::stoll(strategy.substr(at, end - at)));
-    strategy.replace(at, end - at, number);
-  }
-  return strategy;
-}
 
 class Remedying {
  public:
@@ -65,9 +28,8 @@ class Remedying {
         plan_(plan),
         shortage_(shortage),
         effort_(effort),
-        options_too_(options_too),
         trains_(shortage.entry == "train"),
-        strategy_(asked.strategy.empty() ? graph.default_strategy : asked.strategy) {
+        changes_(graph_, devices_, asked_, plan_, shortage_, options_too) {
     asked_.rooms = {}, asked_.stages = {}, asked_.dump = {}, asked_.verify_passes = false;
     asked_.search = {};
     // What is estimated is of the entry that lacks.
@@ -89,6 +51,10 @@ class Remedying {
   }
 
  private:
+  using Change = RemedyChanges::Change;
+  using Tried = RemedyChanges::Tried;
+  using Measured = RemedyChanges::Measured;
+  using Guess = RemedyChanges::Guess;
   static constexpr size_t kTold = 3;
 
   // Work that may end early, by this thread's own time: what it found by then is there.
@@ -112,81 +78,7 @@ class Remedying {
     }
   }
 
-  // ---- changes --------------------------------------------------------------------------------------------------
-  CompileOptions options_of(const Change& change) const {
-    CompileOptions out = asked_;
-    static_cast<PlanOptions&>(out) = change.options;
-    if (change.times == 1) return out;
-    if (strategy_.find("micro_batches=") != std::string::npos)
-      out.strategy = with_micro_batches(strategy_, change.times), out.accumulation *= change.times;
-    else
-      out.accumulation = change.times * plan_.micro_batches;
-    return out;
-  }
-
-  // As the command line has it.
-  std::string flags_of(const CompileOptions& options) const {
-    std::vector<std::string> out;
-    const bool all = options_too_;
-    if (all || options.strategy != asked_.strategy)
-      if (!options.strategy.empty()) out.push_back("--strategy " + quoted(options.strategy));
-    if (options.accumulation != (all ? 0 : asked_.accumulation))
-      out.push_back(fmt::format("--accumulation {}", options.accumulation));
-    if (options.zero > (all ? 0 : asked_.zero)) out.push_back(fmt::format("--zero {}", options.zero));
-    if (options.recompute > (all ? Recompute::kNone : asked_.recompute))
-      out.push_back(fmt::format("--recompute {}", kPolicies[static_cast<size_t>(options.recompute)]));
-    if (options.offload != (all ? 0 : asked_.offload)) {
-      std::string classes = offload_text(options.offload);
-      std::erase(classes, ' ');
-      out.push_back("--offload " + classes);
-    }
-    return fmt::format("{}", fmt::join(out, " "));
-  }
-
-  bool may_have_more_micro_batches() const {
-    const bool written = std::ranges::any_of(
-        graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline && s.micro_batches > 0; });
-    return strategy_.find("micro_batches=") != std::string::npos || (!written && trains(graph_));
-  }
-
-  // One option more each, in the order of what they cost as a rule.
-  std::vector<Change> single_changes() const {
-    std::vector<Change> out;
-    const PlanOptions& now = asked_;
-    const auto with = [&](const auto& set) {
-      Change change{now};
-      set(change);
-      out.push_back(std::move(change));
-    };
-    const bool recomputes = trains_ && now.stage_recompute.empty();
-    const bool replicas = most_replicas(plan_.meshes) > 1 && !now.adasum;
-    if (recomputes && now.recompute < Recompute::kSelective)
-      with([](Change& c) { c.options.recompute = Recompute::kSelective; });
-    for (int level = now.zero + 1; replicas && level <= 3; ++level)
-      if (trains(graph_)) with([&](Change& c) { c.options.zero = level; });
-    const int64_t samples = samples_together();
-    for (const int64_t times : {2, 4, 8, 16, 64})
-      if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
-    if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
-    for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
-      if (!(now.offload & each) && (trains_ || each == kOffloadParameters || (each == kOffloadState && evaluates_)))
-        with([&](Change& c) { c.options.offload |= each; });
-    return out;
-  }
-
-  // The samples of a micro-batch that a replica has, at most.
-  int64_t samples_together() const {
-    const int64_t batch = shortage_.batch > 0 ? shortage_.batch : std::max<int64_t>(1, batch_of(graph_));
-    const int64_t parts = most_replicas(plan_.meshes) * plan_.micro_batches;
-    return (batch + parts - 1) / parts;
-  }
-
   // ---- estimates ------------------------------------------------------------------------------------------------
-  struct Measured {
-    Tried tried;
-    std::vector<MemoryClasses> held;  // by device
-  };
-
   Estimate estimate_of(const Graph& graph, CompileOptions options, double price) const {
     options.train_batches.clear(), options.eval_batches.clear();
     return are_unlike(devices_) ? fitted(graph, devices_, options, price, Rooms(devices_), Care::kQuick).estimate
@@ -194,7 +86,7 @@ class Remedying {
   }
   // Of the entry that is evaluated: what the plan keeps from step to step is that of training.
   Estimate estimate_of_evaluation(const Change& change, double price) const {
-    CompileOptions options = options_of(change);
+    CompileOptions options = changes_.options_of(change);
     Graph graph = inference_;
     if (options.accumulation > 0) graph.training.accumulation = options.accumulation;
     static_cast<PlanOptions&>(options) = {.overlap = asked_.overlap, .fusion = asked_.fusion};
@@ -205,7 +97,7 @@ class Remedying {
   std::optional<Measured> measured(const Change& change, size_t changes) const {
     try {
       const double price = plan_.memory_price;
-      const Estimate e = estimate_of(estimated_, options_of(change), price);
+      const Estimate e = estimate_of(estimated_, changes_.options_of(change), price);
       Measured out{{change, changes, missing_bytes(e, devices_), 0, e.seconds}, held_by_devices(e, devices_.size())};
       if (evaluates_) {
         const auto there = held_by_devices(estimate_of_evaluation(change, price), devices_.size());
@@ -224,13 +116,6 @@ class Remedying {
     }
   }
 
-  // What it comes to if each single change takes the part that it takes alone.
-  struct Guess {
-    Change change;
-    size_t changes = 0;
-    double seconds = 0, missing = 0;
-  };
-
   void estimate_all() {
     std::optional<Measured> base = measured({asked_}, 0);
     if (!base) return;
@@ -244,7 +129,7 @@ class Remedying {
     std::vector<Measured> singles;
     for (const bool offload : {false, true}) {
       bool more = false;
-      for (const Change& change : single_changes()) {
+      for (const Change& change : changes_.single_changes()) {
         if ((change.options.offload != asked_.offload) != offload) continue;
         if (std::optional<Measured> one = measured(change, 1))
           tried_.push_back(one->tried), singles.push_back(std::move(*one)), more = true;
@@ -256,7 +141,7 @@ class Remedying {
   // `offload`: those alone that have some.
   void estimate_together(const Measured& base, const std::vector<Measured>& singles, bool offload) {
     constexpr size_t kMost = 100;  // estimates
-    std::vector<Guess> guesses = combined(base, singles);
+    std::vector<Guess> guesses = changes_.combined(base, singles);
     // Guesses are not exact: what lacks a little may fit.
     int64_t least = INT64_MAX;
     for (const DeviceSpec& d : devices_)
@@ -267,7 +152,8 @@ class Remedying {
       return key(a) < key(b);
     });
     // First what saves most: whether anything fits, and the least memory there is.
-    std::stable_partition(guesses.begin(), guesses.end(), [&](const Guess& g) { return saves_all(g.change, singles); });
+    std::stable_partition(guesses.begin(), guesses.end(),
+                          [&](const Guess& g) { return changes_.saves_all(g.change, singles); });
     size_t estimates = 0;
     for (const Guess& guess : guesses) {
       if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
@@ -280,82 +166,6 @@ class Remedying {
       }
       if (const std::optional<Measured> one = measured(guess.change, guess.changes)) tried_.push_back(one->tried);
     }
-  }
-
-  // With any recompute, which may keep more alive than it frees.
-  bool saves_all(const Change& change, const std::vector<Measured>& singles) const {
-    return std::ranges::all_of(singles, [&](const Measured& m) {
-      const Change& one = m.tried.change;
-      const bool recomputes = one.options.recompute != asked_.recompute;
-      return recomputes ? change.options.recompute != asked_.recompute
-                        : saves_as_much(change.options, one.options) && change.times >= one.times;
-    });
-  }
-
-  std::vector<Guess> combined(const Measured& base, const std::vector<Measured>& singles) const {
-    std::vector<Guess> out;
-    std::vector<const Measured*> chosen;
-    const auto add = [&](auto&& self, size_t from) -> void {
-      constexpr size_t kTogether = 7;
-      if (chosen.size() >= 2) out.push_back(guess_of(base, chosen));
-      if (chosen.size() == kTogether) return;
-      for (size_t k = from; k < singles.size(); ++k) {
-        const Change& c = singles[k].tried.change;
-        const bool same = std::ranges::any_of(chosen, [&](const Measured* other) {
-          const Change& o = other->tried.change;
-          const auto both = [&](bool a, bool b) { return a && b; };
-          return both(c.options.zero != asked_.zero, o.options.zero != asked_.zero) ||
-                 both(c.options.recompute != asked_.recompute, o.options.recompute != asked_.recompute) ||
-                 both(c.times > 1, o.times > 1);
-        });
-        if (same) continue;
-        chosen.push_back(&singles[k]);
-        self(self, k + 1);
-        chosen.pop_back();
-      }
-    };
-    add(add, 0);
-    return out;
-  }
-
-  Guess guess_of(const Measured& base, const std::vector<const Measured*>& chosen) const {
-    Guess out{{asked_}, chosen.size(), base.tried.seconds, -std::numeric_limits<double>::infinity()};
-    for (const Measured* one : chosen) {
-      const Change& c = one->tried.change;
-      PlanOptions& o = out.change.options;
-      o.zero = std::max(o.zero, c.options.zero), o.recompute = std::max(o.recompute, c.options.recompute);
-      o.offload |= c.options.offload, out.change.times *= c.times;
-      out.seconds *= one->tried.seconds / base.tried.seconds;
-    }
-    constexpr int64_t MemoryClasses::*kAll[] = {&MemoryClasses::parameters, &MemoryClasses::state,
-                                                &MemoryClasses::buffers,    &MemoryClasses::gradients,
-                                                &MemoryClasses::copies,     &MemoryClasses::activations};
-    for (size_t d = 0; d < devices_.size(); ++d) {
-      const int64_t has = devices_[d].memory_bytes;
-      if (has == 0 || (d > 0 && devices_[d] == devices_[d - 1] && same_held(base, chosen, d))) continue;
-      double held = 0;
-      for (const auto each : kAll) {
-        const auto mine = static_cast<double>(base.held[d].*each);
-        double part = mine, added = 0;
-        for (const Measured* one : chosen) {
-          const auto then = static_cast<double>(one->held[d].*each);
-          if (then <= mine)
-            part *= mine > 0 ? then / mine : 1;
-          else
-            added = std::max(added, then - mine);  // copies of what the host holds; in turn, as a rule
-        }
-        held += part + added;
-      }
-      out.missing = std::max(out.missing, held - static_cast<double>(has));
-    }
-    return out;
-  }
-  static bool same_held(const Measured& base, const std::vector<const Measured*>& chosen, size_t d) {
-    const auto same = [&](const Measured& m) {
-      const MemoryClasses &a = m.held[d], &b = m.held[d - 1];
-      return a.total() == b.total() && a.parameters == b.parameters && a.activations == b.activations;
-    };
-    return same(base) && std::ranges::all_of(chosen, [&](const Measured* m) { return same(*m); });
   }
 
   // Those that fit, as fast as this.
@@ -419,11 +229,11 @@ class Remedying {
     for (const Tried* t : fits) {
       if (told.size() == kTold) break;
       if (std::ranges::any_of(told, [&](const Tried* o) { return does_more(t->change, t->seconds, *o); })) continue;
-      const CompileOptions options = options_of(t->change);
+      const CompileOptions options = changes_.options_of(t->change);
       const std::optional<Fits> made = planned(graph_, options);
       if (!made) continue;
       told.push_back(t);
-      Remedy& r = out_.fit.emplace_back(Remedy{flags_of(options), made->bytes, 0, t->seconds});
+      Remedy& r = out_.fit.emplace_back(Remedy{changes_.flags_of(options), made->bytes, 0, t->seconds});
       if (made->memory_price == plan_.memory_price) continue;
       r.seconds = estimate_of(estimated_, options, made->memory_price).seconds;
     }
@@ -432,7 +242,9 @@ class Remedying {
     if (out_.fit.empty() && nearest != tried_.end()) out_.nearest = remedy_of(*nearest);
   }
 
-  Remedy remedy_of(const Tried& t) const { return {flags_of(options_of(t.change)), t.bytes, t.missing, t.seconds}; }
+  Remedy remedy_of(const Tried& t) const {
+    return {changes_.flags_of(changes_.options_of(t.change)), t.bytes, t.missing, t.seconds};
+  }
 
   // Three quarters, and halves from there on.
   void find_batch() {
@@ -481,7 +293,7 @@ class Remedying {
         if (!j.candidate.strategy.empty()) with.strategy = j.candidate.strategy;
         const std::optional<Fits> fits = planned(graph_, with);
         if (!fits) continue;
-        out_.automatic = Remedy{flags_of(with), fits->bytes, 0, j.seconds};
+        out_.automatic = Remedy{changes_.flags_of(with), fits->bytes, 0, j.seconds};
         return;
       }
       const Judged* nearest = nullptr;
@@ -500,8 +312,8 @@ class Remedying {
   const Plan& plan_;
   const Shortage& shortage_;
   const RemedyEffort& effort_;
-  bool options_too_, trains_;
-  std::string strategy_;
+  bool trains_;
+  RemedyChanges changes_;
   bool evaluates_ = false;  // what lacks is the evaluation of a model that is trained
   Graph estimated_, inference_;
   bool variables_are_too_large_ = false;  // of a device, before any sample

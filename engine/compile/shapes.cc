@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/error.h"
 #include "base/text.h"
 #include "compile/checks.h"
 #include "cost/cost.h"
@@ -81,6 +82,7 @@ class Shapes {
   void add_written(const DeviceSet& set) {
     const bool pipeline =
         std::ranges::any_of(graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline; });
+    if (set.ordered && !pipeline) return;
     for (const int64_t parts : {int64_t{0}, int64_t{4}, int64_t{16}, int64_t{64}}) {
       if (parts > 0 && (pipeline || set.ordered || counts_.batch % parts != 0)) continue;
       Shape shape{.candidate = {.strategy = "",
@@ -202,13 +204,23 @@ std::vector<Shape> shapes_of(const Graph& graph, const ModelCounts& counts, cons
   return Shapes(graph, counts, options).run(sets);
 }
 
-Present::Present(const std::string& strategy) {
-  for (const StrategyClause& clause : parse_clauses(strategy))
+Present::Present(const std::string& strategy, int64_t devices) {
+  for (const StrategyClause& clause : parse_clauses(strategy)) {
+    double needs = 1;
+    for (const Scope& scope : clause.nest)
+      if (scope.nests.empty()) needs *= static_cast<double>(std::max<int64_t>(1, scope.count));
+    if (needs > 2 * static_cast<double>(devices))
+      throw invalid(
+          "the present strategy '{}' needs {} devices, and there are {}, less than half of them: nothing near it is "
+          "left; "
+          "give the one that the model has now, or leave `present` out",
+          brief(strategy), needs, devices);
     if (clause.name.empty())
       for (const Scope& scope : clause.nest) {
         if (scope.kind == ScopeKind::kPipeline) stages_ = std::max<int64_t>(1, scope.count);
         if (scope.kind == ScopeKind::kSplit) split_ = std::max<int64_t>(1, scope.count);
       }
+  }
 }
 
 bool Present::is_near(const Shape& shape) const {

@@ -40,7 +40,8 @@ std::vector<Shape> shapes_of(const Graph& graph, const ModelCounts& counts, cons
 // Whether it has half to twice as many stages and ways of a split as a strategy that is written.
 class Present {
  public:
-  explicit Present(const std::string& strategy);
+  // Throws where it needs more than twice so many devices, which some may have been lost of.
+  Present(const std::string& strategy, int64_t devices);
   bool is_near(const Shape& shape) const;
 
  private:

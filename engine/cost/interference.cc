@@ -97,4 +97,21 @@ double together_seconds(const PerLoad<double>& alone, const Interference& interf
   }
 }
 
+DeviceInterference interference_of(const DeviceSpec& device) {
+  const DeviceType* type = device.type.empty() ? nullptr : find_device_type(device.type);
+  const bool host_linked = type != nullptr && type->host_linked();
+  if (type != nullptr && type->is_gpu())
+    return {.gpu = interference_of(type->sheet.name).constants, .host_linked = host_linked};
+  return {.host_linked = host_linked, .shares_cores = !traits(device.kind).overlaps};
+}
+
+PerLoad<double> progress_rates(const PerLoad<bool>& running, const DeviceInterference& device, bool leaves_node) {
+  if (device.gpu) return progress_rates(running, *device.gpu, device.goes_far(leaves_node));
+  const auto loads = static_cast<int>(std::ranges::count(running, true));
+  PerLoad<double> rates{};
+  for (int a = 0; a < kLoads; ++a)
+    if (running[a]) rates[a] = device.shares_cores ? part_of_cores(loads) : 1;
+  return rates;
+}
+
 }  // namespace whale

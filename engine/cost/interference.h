@@ -4,7 +4,10 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string_view>
+
+#include "cluster/device_spec.h"
 
 namespace whale {
 
@@ -43,5 +46,17 @@ PerLoad<double> progress_rates(const PerLoad<bool>& running, const Interference&
 
 // Seconds until all have ended that begin together and take these alone; 0: it does not run.
 double together_seconds(const PerLoad<double>& alone, const Interference& interference, bool far);
+
+// Of a device of a plan.
+struct DeviceInterference {
+  std::optional<Interference> gpu = {};  // of the table of types
+  bool host_linked = false;
+  bool shares_cores = false;  // communicates with the cores that compute: of loads that run at once each has its part
+  bool goes_far(bool leaves_node) const { return leaves_node || host_linked; }
+};
+DeviceInterference interference_of(const DeviceSpec& device);
+inline double part_of_cores(int loads) { return loads > 1 ? 1.0 / loads : 1; }
+// progress_rates() of such a device; 1 of what runs where nothing is slower.
+PerLoad<double> progress_rates(const PerLoad<bool>& running, const DeviceInterference& device, bool leaves_node);
 
 }  // namespace whale

@@ -59,7 +59,16 @@ double seconds(const Json& from, const char* name, const std::string& where, boo
   return mine;
 }
 
+// What somebody has added by hand, and nobody would look at.
+void no_other_unit(const Json& from, const std::string& where) {
+  for (const char* name : {"unit", "time_unit"})
+    if (from.is_object() && from.contains(name) && from[name] != "s")
+      throw bad(where,
+                fmt::format("has '{}' {}, expected \"s\": all times are in seconds", name, brief(from[name].dump())));
+}
+
 MeasuredPoint read_point(const Json& from, const std::string& where) {
+  no_other_unit(from, where);
   MeasuredPoint out;
   const Json& numbers = list(from, "numbers", where);
   if (numbers.size() > kMostNumbers) throw bad(where, "has too many numbers");
@@ -88,6 +97,7 @@ MeasuredStep read_step(const Json& from, const std::string& where) {
 }
 
 MeasuredLayers read_layers(const Json& from, const std::string& where) {
+  no_other_unit(from, where);
   MeasuredLayers out{.ways = count(from, "ways", where, 1), .samples = count(from, "samples", where, 1), .layers = {}};
   for (const Json& each : list(from, "times", where))
     out.layers.push_back({.forward = seconds(each, "forward", where, true),
@@ -101,6 +111,7 @@ MeasuredLayers read_layers(const Json& from, const std::string& where) {
 }
 
 std::unique_ptr<MeasuredDevice> read_device(const Json& from, const std::string& where) {
+  no_other_unit(from, where);
   auto out = std::make_unique<MeasuredDevice>();
   out->kind = {.kind = text(from, "kind", where),
                .type = text_or_none(from, "type", where),
@@ -119,6 +130,7 @@ std::unique_ptr<MeasuredDevice> read_device(const Json& from, const std::string&
   out->description = text_or_none(from, "description", where);
   if (from.contains("ops"))
     for (const Json& op : list(from, "ops", where)) {
+      no_other_unit(op, where + ", an op");
       const std::string key = text(op, "op", where + ", an op");
       std::vector<MeasuredPoint>& points = out->ops[key];
       for (const Json& point : list(op, "points", where + ", " + brief(key)))
@@ -191,6 +203,11 @@ std::shared_ptr<MeasuredProfile> measured_of(const Json& json) {
   const Json& units = member(json, "units", "the file");
   if (text(units, "seconds", "its units") != "s")
     throw bad("the file", fmt::format("has times in '{}', expected 's': seconds", brief(text(units, "seconds", ""))));
+  constexpr std::pair<const char*, const char*> kUnits[] = {{"flops", "1"}, {"bytes", "B"}, {"samples", "1"}};
+  for (const auto& [name, unit] : kUnits)
+    if (units.contains(name) && text(units, name, "its units") != unit)
+      throw bad("the file", fmt::format("has {} in '{}', expected '{}'", name, brief(text(units, name, "")), unit));
+  no_other_unit(json, "the file");
   auto out = std::make_shared<MeasuredProfile>();
   if (json.contains("model"))
     out->model = text(json["model"], "name", "its model"), out->digest = text(json["model"], "digest", "its model");

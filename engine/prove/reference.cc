@@ -187,10 +187,10 @@ void Reference::find_gradients() {
     left.pop_back();
     if (id == kNone || !of_gradients_.insert(id).second || made_by(id) == kNone) continue;
     const Op& op = g_.op(made_by(id));
-    // Linear in its first operand alone, the others being numbers.
-    const bool scales = std::ranges::count(factors(op).linear, std::vector<int>{0}) > 0 &&
-                        std::all_of(op.inputs.begin() + 1, op.inputs.end(),
-                                    [&](TensorId other) { return other == kNone || g_.tensor(other).dims.empty(); });
+    const bool by_numbers = std::all_of(op.inputs.begin() + 1, op.inputs.end(), [&](TensorId other) {
+      return other == kNone || g_.tensor(other).dims.empty();
+    });
+    const bool scales = op.code == OpCode::k_cast || (op.inputs.size() > 1 && by_numbers);
     if (op.code != OpCode::k_add && !scales) continue;
     for (const TensorId from : op.inputs)
       if (from != kNone && g_.tensor(from).dims == g_.tensor(id).dims) left.push_back(root(from));

@@ -1,5 +1,7 @@
 #include "report/notes.h"
 
+#include <algorithm>
+
 #include "plan/figures.h"
 #include "plan/groups.h"
 
@@ -18,6 +20,29 @@ std::string sizes_text(const Ints& sizes) {
     i = fold ? end : i + 1;
   }
   return text;
+}
+
+// Of a pipeline whose stages are cut by cost: slow links may leave most of the work to a few of them.
+std::string small_stages_note(const Plan& plan, const Entry& entry) {
+  constexpr double kNothing = 0.01;  // of what the busiest stage does
+  std::vector<double> flops;
+  for (const Mesh& mesh : plan.meshes) {
+    flops.push_back(0);
+    for (const int32_t d : mesh.devices)
+      if (d >= 0)
+        flops.back() += step_of(entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program)]).flops;
+  }
+  if (flops.size() < 2 || plan.micro_batches < 2) return "";
+  const double most = *std::ranges::max_element(flops);
+  std::vector<size_t> small;
+  for (size_t s = 0; s < flops.size(); ++s)
+    if (flops[s] < kNothing * most) small.push_back(s);
+  if (small.empty()) return "";
+  return fmt::format(
+      "Stage{} {} of {} {} next to nothing to do: less than {:g} % of the work of the busiest. Messages between stages "
+      "take longer than what others would save; fewer stages, or faster links between them, do as well.",
+      small.size() > 1 ? "s" : "", fmt::join(small, ", "), flops.size(), small.size() > 1 ? "have" : "has",
+      100 * kNothing);
 }
 
 }  // namespace
@@ -62,6 +87,7 @@ std::vector<std::string> notes_of(const Plan& plan) {
                         : fmt::format("Gradients are summed over micro-batches in {}; a step has one, so nothing is "
                                       "rounded.",
                                       name_of(*dtype)));
+  if (const std::string note = small_stages_note(plan, e); !note.empty()) notes.push_back(note);
   if (plan.options.adasum)
     notes.push_back(
         replicas ? "Replicas combine their gradients by Adasum: by this option the plan changes the result."

@@ -26,7 +26,7 @@ bool has(unsigned running, Kind kind) { return (running >> kind & 1) != 0; }
 const Clock::Rates& rates_of_cores() {
   static const Clock::Rates rates = rates_by([](unsigned running) {
     std::array<double, Clock::kKinds> out{};
-    out.fill(1.0 / std::max(1, __builtin_popcount(running)));
+    out.fill(part_of_cores(__builtin_popcount(running)));
     return out;
   });
   return rates;
@@ -48,18 +48,16 @@ const Clock::Rates* rates_of(const DeviceSpec& device) {
       if (type.is_gpu()) out.emplace(type.name, rates_of_gpu(interference_of(type.sheet.name).constants));
     return out;
   }();
-  if (const auto at = gpus.find(device.type); at != gpus.end()) return &at->second;
-  return traits(device.kind).overlaps ? nullptr : &rates_of_cores();
+  const DeviceInterference mine = interference_of(device);
+  if (mine.gpu) return &gpus.at(find_device_type(device.type)->name);
+  return mine.shares_cores ? &rates_of_cores() : nullptr;
 }
 
 // By the numbers of a plan: whether what a device says goes far.
 class Ways {
  public:
   Ways(const Plan& plan, const Entry& entry) : plan_(plan), entry_(entry), parts_(peers_of({plan, entry}).parts) {
-    for (const DeviceSpec& device : plan.devices) {
-      const DeviceType* type = device.type.empty() ? nullptr : find_device_type(device.type);
-      by_host_.push_back(type != nullptr && type->host_linked());
-    }
+    for (const DeviceSpec& device : plan.devices) by_host_.push_back(interference_of(device).host_linked);
     for (const Group& group : plan.groups) {
       far_parts_.emplace_back();
       for (const auto& part : group.parts) far_parts_.back().push_back(any_leaves(part));

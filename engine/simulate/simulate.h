@@ -43,8 +43,9 @@ struct StepTimes {
   std::vector<Event> events = {};  // of the first device of each class
   double seconds = 0;
 };
-// Nothing where the classes together walk more than `most` instructions.
-std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t most);
+// Nothing where the classes together walk more than `most` instructions; by default, more than some seconds do.
+inline constexpr size_t kMostWalked = 2'000'000;
+std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t most = kMostWalked);
 // By another measure of instructions, which gives equal times to devices that are alike.
 StepTimes times_of(const Plan& plan, const Entry& entry, const Duration& duration);
 

@@ -4,27 +4,43 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "base/watch.h"
 
 namespace whale {
 
-double seconds_of_cuts(const PipelineOfCuts& pipeline, const std::vector<size_t>& begins) {
-  std::vector<StageTimes> times;
-  std::vector<LinkTimes> links;
+namespace {
+
+// Of stages that begin at these places; nothing: one may not be so.
+struct CutTimes {
+  std::vector<StageTimes> stages = {};
+  std::vector<LinkTimes> links = {};
+};
+std::optional<CutTimes> times_of_cuts(const PipelineOfCuts& pipeline, const std::vector<size_t>& begins) {
+  CutTimes out;
   for (size_t s = 0; s < begins.size(); ++s) {
     const size_t end = s + 1 < begins.size() ? begins[s + 1] : pipeline.places;
-    times.push_back(pipeline.times(begins[s], end, s));
-    if (!std::isfinite(times.back().forward)) return std::numeric_limits<double>::infinity();
-    if (s + 1 < begins.size()) links.push_back(pipeline.sends(end, s));
+    out.stages.push_back(pipeline.times(begins[s], end, s));
+    if (!std::isfinite(out.stages.back().forward)) return std::nullopt;
+    if (s + 1 < begins.size()) out.links.push_back(pipeline.sends(end, s));
   }
+  return out;
+}
+
+}  // namespace
+
+double seconds_of_cuts(const PipelineOfCuts& pipeline, const std::vector<size_t>& begins) {
   double best = std::numeric_limits<double>::infinity();
-  for (const std::vector<int>& warmup : pipeline.warmups)
-    best = std::min(best, seconds_of_1f1b(pipeline.micro_batches, times, links, warmup));
+  if (const std::optional<CutTimes> times = times_of_cuts(pipeline, begins))
+    for (const std::vector<int>& warmup : pipeline.warmups)
+      best = std::min(best, seconds_of_1f1b(pipeline.micro_batches, times->stages, times->links, warmup));
   return best;
 }
 
-std::vector<size_t> refined_cuts(const PipelineOfCuts& pipeline, std::vector<size_t> begins) {
+namespace {
+
+std::vector<size_t> climbed(const PipelineOfCuts& pipeline, std::vector<size_t> begins) {
   constexpr int64_t kMostPasses = 60'000;  // that are walked
   constexpr double kGain = 1 - 1e-4;
   constexpr int64_t kFar = 48;  // places
@@ -68,6 +84,36 @@ std::vector<size_t> refined_cuts(const PipelineOfCuts& pipeline, std::vector<siz
   while (sweep({16, 8, 4, 2, 1}) || sweep(all)) {
   }
   return best > kWorthOtherCuts * at_first ? start : begins;
+}
+
+}  // namespace
+
+std::vector<size_t> refined_cuts(PipelineOfCuts pipeline, const std::vector<std::vector<size_t>>& starts,
+                                 bool finds_warmup) {
+  constexpr int kRounds = 3;
+  const std::vector<int> most(starts[0].size(), pipeline.micro_batches);
+  std::vector<size_t> best;
+  double least = std::numeric_limits<double>::infinity();
+  const auto see = [&](const std::vector<size_t>& begins, double seconds) {
+    if (best.empty() || seconds < least) least = seconds, best = begins;
+  };
+  const std::vector<std::vector<int>> given = pipeline.warmups;
+  for (const std::vector<size_t>& start : starts) {
+    pipeline.warmups = given;
+    std::vector<size_t> begins = climbed(pipeline, start);
+    see(begins, seconds_of_cuts(pipeline, begins));
+    for (int round = 0; round < kRounds && finds_warmup; ++round) {
+      const std::optional<CutTimes> times = times_of_cuts(pipeline, begins);
+      if (!times) break;
+      Warmup found = find_warmup(pipeline.micro_batches, times->stages, times->links, most);
+      see(begins, found.seconds);
+      if (std::ranges::find(pipeline.warmups, found.depths) != pipeline.warmups.end()) break;
+      pipeline.warmups = {std::move(found.depths)};
+      begins = climbed(pipeline, std::move(begins));
+      see(begins, seconds_of_cuts(pipeline, begins));
+    }
+  }
+  return best;
 }
 
 }  // namespace whale

@@ -19,13 +19,16 @@ struct PipelineOfCuts {
 };
 
 // Of the seconds of others: by less the clock, which does not know all, tells nothing.
-inline constexpr double kWorthOtherCuts = 0.97;
+inline constexpr double kWorthOtherCuts = 0.99;
 
 // The least seconds_of_1f1b with stages that begin at these places, the first at 0.
 double seconds_of_cuts(const PipelineOfCuts& pipeline, const std::vector<size_t>& begins);
 
-// Better ones near these, as far as some hundred microseconds to a few milliseconds of walking reach: borders are moved
-// alone and in runs beside each other, which takes work from one stage to one further away, as long as that gains.
-std::vector<size_t> refined_cuts(const PipelineOfCuts& pipeline, std::vector<size_t> begins);
+// Better ones near each of these, as far as some hundred microseconds to a few milliseconds of walking reach, and of
+// all the fastest: borders are moved alone and in runs beside each other, which takes work from one stage to one
+// further away, as long as that gains. `finds_warmup`: with the depths that are best for the cuts, for which other cuts
+// are the best, and so on, a few times; first with those that the pipeline has.
+std::vector<size_t> refined_cuts(PipelineOfCuts pipeline, const std::vector<std::vector<size_t>>& starts,
+                                 bool finds_warmup);
 
 }  // namespace whale

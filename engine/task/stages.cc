@@ -8,29 +8,13 @@
 #include "base/watch.h"
 #include "cost/measured.h"
 #include "ops/op.h"
+#include "task/cut_places.h"
 #include "task/refine_cuts.h"
 
 namespace whale {
 namespace {
 
-constexpr size_t kPlaces = 512;  // at most, where a cut may fall
 constexpr double kNever = std::numeric_limits<double>::infinity();
-
-// By tensor: what depends on a batched input (1; 2: such an input). Constants and parameters are there wherever they
-// are needed.
-std::vector<char> moving(const Graph& graph) {
-  std::vector<char> moves(graph.tensors.size());
-  for (const TensorId id : graph.inputs) moves[static_cast<size_t>(id)] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
-  for (const Op& op : graph.ops) {
-    const bool depends = std::any_of(op.inputs.begin(), op.inputs.end(),
-                                     [&](TensorId id) { return id != kNone && moves[static_cast<size_t>(id)] != 0; });
-    for (const TensorId id : op.outputs)
-      if (id != kNone) moves[static_cast<size_t>(id)] = depends;
-  }
-  return moves;
-}
-
-double whole_bytes(const Tensor& t) { return static_cast<double>(element_count(t.dims) * size_of(t.dtype)); }
 
 // Of one op; `read`: parameters that ops before it have read.
 StageBytes bytes_of_op(const Graph& graph, const Op& op, const std::vector<char>& moves, std::vector<char>& read) {
@@ -44,12 +28,6 @@ StageBytes bytes_of_op(const Graph& graph, const Op& op, const std::vector<char>
     if (id != kNone && moves[static_cast<size_t>(id)] == 1) out.values += whole_bytes(graph.tensor(id));
   return out;
 }
-
-// Positions k such that ops [0, k) and [k, n) are a cut, with the bytes of activations that cross it.
-struct Place {
-  size_t at = 0;
-  double crossing = 0;
-};
 
 // Stages of which the devices are as fast are of one kind.
 struct StageKinds {
@@ -70,7 +48,7 @@ StageKinds kinds_of(const std::vector<DeviceRates>& rates, size_t stages) {
 // Of its gradients: of products and the like two for one, of what passes over memory one, of what has none nothing;
 // and what each micro-batch adds to sums of parameters' gradients.
 double backward_seconds(const Graph& graph, const Op& op, const OpView& view, const std::vector<char>& moves,
-                        double seconds, const DeviceRates& rates, double parts) {
+                        double seconds, const DeviceRates& rates, double parts, double add_passes) {
   constexpr double kDense = 4;  // FLOPs of a byte
   const bool has = !op.outputs.empty() && op.outputs[0] != kNone && moves[static_cast<size_t>(op.outputs[0])] == 1 &&
                    is_float(graph.tensor(op.outputs[0]).dtype) && !has_flag(op.code, kNoGradient);
@@ -80,7 +58,7 @@ double backward_seconds(const Graph& graph, const Op& op, const OpView& view, co
   if (graph.training.accumulation > 1 || parts > 1)
     for (const TensorId id : op.inputs)
       if (id != kNone && graph.tensor(id).kind == TensorKind::kVariable)
-        out += parts * op_seconds({.flops = 0, .bytes = 3 * whole_bytes(graph.tensor(id))}, rates);
+        out += parts * pass_seconds(add_passes * whole_bytes(graph.tensor(id)), rates);
   return out;
 }
 
@@ -114,7 +92,7 @@ class Fullness {
 }  // namespace
 
 std::vector<StageBytes> bytes_of_stages(const Graph& graph, const std::vector<int32_t>& stage_of, size_t stages) {
-  const std::vector<char> moves = moving(graph);
+  const std::vector<char> moves = moving_tensors(graph);
   std::vector<char> read(graph.tensors.size());
   std::vector<StageBytes> out(stages);
   for (size_t i = 0; i < graph.ops.size(); ++i) {
@@ -138,8 +116,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   // Seconds of the ops before, by kind of stage; `until`: by the fastest device for each op.
   std::vector<std::vector<double>> by_kind(kinds.rates.size(), std::vector<double>(n + 1)), backward = by_kind;
   std::vector<double> until(n + 1);
-  std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
-  const std::vector<char> moves = moving(graph);
+  const std::vector<char> moves = moving_tensors(graph);
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
     const OpView view = view_of(graph, op);
@@ -148,50 +125,13 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
       const double seconds = seconds_in_parts(view, kinds.rates[r], parts);
       by_kind[r][k + 1] = by_kind[r][k] + seconds;
       if (clock)
-        backward[r][k + 1] = backward[r][k] + backward_seconds(graph, op, view, moves, seconds, kinds.rates[r], parts);
+        backward[r][k + 1] =
+            backward[r][k] + backward_seconds(graph, op, view, moves, seconds, kinds.rates[r], parts, cost.add_passes);
       least = std::min(least, seconds);
     }
     until[k + 1] = until[k] + least;
-    for (const TensorId id : op.inputs)
-      if (id != kNone) last_use[static_cast<size_t>(id)] = k;
-    for (const TensorId id : op.outputs)
-      if (id != kNone) made[static_cast<size_t>(id)] = k;
   }
-  std::vector<double> change(n + 1);
-  for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    if (moves[t] != 1 || made[t] >= n || last_use[t] <= made[t]) continue;
-    const double bytes = whole_bytes(graph.tensors[t]);
-    change[made[t] + 1] += bytes;
-    if (last_use[t] + 1 <= n) change[last_use[t] + 1] -= bytes;
-  }
-  std::vector<int> inside(n + 1);  // a group
-  if (keep_groups) {
-    const std::vector<int> uses = use_counts(graph);
-    for (size_t k = 0; k < n; ++k)
-      for (const TensorId id : graph.op(ops[k]).inputs)
-        if (id != kNone && has_flag(graph.op(ops[k]).code, kElementwise) && uses[static_cast<size_t>(id)] == 1)
-          for (size_t at = made[static_cast<size_t>(id)] + 1; at <= k; ++at) ++inside[at];
-  }
-  std::vector<Place> places;
-  double alive = 0;
-  for (size_t k = 1; k < n; ++k) {
-    alive += change[k];
-    if (inside[k]) continue;
-    if (moves[static_cast<size_t>(graph.op(ops[k - 1]).outputs.empty() ? 0 : graph.op(ops[k - 1]).outputs[0])] == 1)
-      places.push_back({k, std::max(0.0, alive)});
-  }
-  if (places.size() > kPlaces) {
-    std::vector<double> bytes;
-    for (const Place& p : places) bytes.push_back(p.crossing);
-    std::nth_element(bytes.begin(), bytes.begin() + kPlaces, bytes.end());
-    const double most = bytes[kPlaces];
-    std::erase_if(places, [&](const Place& p) { return p.crossing > most; });
-    while (places.size() > 4 * kPlaces) {
-      std::vector<Place> fewer;
-      for (size_t k = 0; k < places.size(); k += 2) fewer.push_back(places[k]);
-      places = std::move(fewer);
-    }
-  }
+  std::vector<CutPlace> places = cut_places(graph, ops, keep_groups);
   const auto wanted = static_cast<size_t>(stages);
   if (places.size() + 1 < wanted)
     throw invalid(
@@ -203,7 +143,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
         virtual_stages > 1
             ? fmt::format("at most {} devices or fewer virtual stages", (std::ssize(places) + 1) / virtual_stages)
             : "so many");
-  places.insert(places.begin(), Place{0, 0});
+  places.insert(places.begin(), CutPlace{0, 0});
   places.push_back({n, 0});
   const size_t ends = places.size();
   const auto seconds_of = [&](size_t j, size_t k, size_t s) {         // of stage s, counted from 1
@@ -295,8 +235,9 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     std::vector<size_t> start{0};
     for (size_t k = 1; k + 1 < ends; ++k)
       if (whole[places[k].at] != whole[places[k].at - 1]) start.push_back(k);
-    if (seconds_of_cuts(pipeline, begins) < kWorthOtherCuts * seconds_of_cuts(pipeline, start)) start = begins;
-    begins = refined_cuts(pipeline, std::move(start));
+    std::vector<std::vector<size_t>> starts{std::move(start)};
+    if (begins != starts[0]) starts.push_back(std::move(begins));
+    begins = refined_cuts(pipeline, starts, clock->finds_warmup);
   }
   std::vector<int32_t> out(n);
   for (size_t s = 0; s < wanted; ++s)

@@ -28,7 +28,7 @@ struct StageRoom {
 using StageRooms = std::vector<std::vector<StageRoom>>;  // of each stage's devices, those that say how much they have
 
 // kWork: so that the slowest stage is fastest. The others: made better by the clock of the pipeline, where its devices
-// are known, with the usual warm-up or with the better one of that and a deeper one.
+// are known, with the usual warm-up or with a deeper one that is found for them.
 enum class CutsBy : uint8_t { kWork, kClock, kDeeperClock };
 
 // What is known of where the stages of a model are cut.
@@ -52,6 +52,7 @@ struct StageBorder {
 struct StageClock {
   int micro_batches = 1;
   std::vector<std::vector<int>> warmups = {};  // which it may have
+  bool finds_warmup = false;                   // and others, found for the cuts
   double senders = 1;                          // of a stage, over all pipelines side by side
   std::vector<StageBorder> borders = {};
 };

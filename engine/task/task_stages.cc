@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "cluster/device_types.h"
 #include "cost/interference.h"
 #include "schedule/schedule.h"
 #include "schedule/warmup.h"
@@ -94,14 +93,9 @@ std::string empty_stages(const Graph& graph) {
 namespace {
 
 StageBorder::Sender sender_of(const DeviceSpec& device, bool leaves) {
-  double compute = 1, link = 1;  // done of each in a second of both
-  if (const DeviceType* type = device.type.empty() ? nullptr : find_device_type(device.type); type && type->is_gpu()) {
-    const auto rates = progress_rates({true, true, false, false}, interference_of(type->sheet.name).constants,
-                                      leaves || type->host_linked());
-    compute = rates[0], link = rates[1];
-  } else if (!traits(device.kind).overlaps) {
-    compute = link = 0.5;
-  }
+  // Done of each in a second of both.
+  const auto [compute, link, to_device, to_host] =
+      progress_rates({true, true, false, false}, interference_of(device), leaves);
   return {(1 - compute) / link, 1 / link};
 }
 
@@ -161,6 +155,7 @@ std::optional<StageClock> clock_of(const Scope& pipeline, StageDevices known, in
   for (size_t s = 0; s < schedule.warmup.size() && s < usual.size(); ++s)
     usual[s] = static_cast<int>(std::min(schedule.warmup[s], micro_batches));
   if (!schedule.warmup.empty() || cuts == CutsBy::kClock) return out;
+  out.finds_warmup = true;
   std::vector<int> deeper = usual;  // as a plan may have it (compile/deeper_warmup.h)
   for (size_t s = 0; s < deeper.size(); ++s)
     deeper[s] = std::min(out.micro_batches, usual[s] + static_cast<int>(deeper.size() - 1 - s));

@@ -188,6 +188,15 @@ def test_a_strategy_that_nobody_wrote(model):
     assert "no objective 'speed'; there are throughput, price" in whale("plan", model, "--objective", "speed", code=2)
 
 
+def test_a_search_takes_no_written_strategy(model):
+    for flag in ("--candidates", "--pareto"):
+        said = whale("plan", model, "--devices", MIXED, flag, "--strategy", "replica(2)", code=2)
+        assert f"{flag} looks for strategies, and --strategy 'replica(2)' says one" in said
+    assert "times as slow" in whale("plan", model, "--devices", MIXED, "--candidates", "--strategy", "auto")
+    said = whale("plan", model, "--devices", "cpu:3", "--strategy", "auto", "--present", "replica(50)", code=2)
+    assert "needs 50 devices, and there are 3" in said
+
+
 def test_a_scheduler_asks_for_counts_and_batches(model):
     rows = json.loads(whale("predict", model, "--devices", "4xV100-32GB", "--counts", "1..2,4", "--batches", "24,48", "--json"))
     assert [(row["batch"], row["devices"]) for row in rows] == [(24, 1), (24, 2), (24, 4), (48, 1), (48, 2), (48, 4)]

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "compile/checks.h"
+#include "compile/source_check.h"
 #include "plan/in_float64.h"
 #include "process.h"
 #include "trainer.h"

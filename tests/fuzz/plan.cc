@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "cluster/devices.h"
 #include "compile/compile.h"
-#include "compile/checks.h"
+#include "compile/source_check.h"
 #include "fuzz.h"
 #include "sample.h"
 #include "schema/graph_file.h"

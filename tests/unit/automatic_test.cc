@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "cluster/device_kinds.h"
 #include "cluster/cluster_file.h"
@@ -12,6 +13,7 @@
 #include "compile/estimate.h"
 #include "compile/savings.h"
 #include "grad/passes.h"
+#include "simulate/simulate.h"
 #include "trained.h"
 #include "unit/caught.h"
 
@@ -81,6 +83,69 @@ TEST_CASE("auto: a present strategy beside another than auto is an error that sa
   CHECK(has(refused(), "beside no strategy"));
   options.strategy = "auto";
   CHECK(compile(m.g, parse_devices("T4:2"), options).devices.size() <= 2);
+}
+
+TEST_CASE("auto: a present strategy of many more devices than there are is refused") {
+  const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2);
+  CompileOptions options;
+  options.strategy = "auto";
+  const auto said = [&](const char* present) {
+    options.search.present = present;
+    return message_of([&] { search(m.g, parse_devices("T4:3"), options); });
+  };
+  CHECK(has(said("replica(50)"), "the present strategy 'replica(50)' needs 50 devices, and there are 3"));
+  CHECK(has(said("replica(3) > split(3)"), "needs 9 devices"));
+  CHECK(said("replica(4)") == "");  // one is lost
+  CHECK(said("pipeline(3, micro_batches=4)") == "");
+}
+
+TEST_CASE("auto: one plan is listed once") {
+  const small::Model m = small::gpt(32, OptimizerKind::kAdamW, 8);
+  for (const char* text : {"4xV100-32GB:1~10Gb/s|2xP100-16GB:2~10Gb/s", "T4:4"}) {
+    const std::vector<DeviceSpec> devices = parse_devices(text, {0});
+    std::set<std::string> seen;
+    for (const Judged& j : search(m.g, devices, {}).list) {
+      CAPTURE(whole_text(j));
+      if (has(j.candidate.strategy, "interleaved")) CHECK(has(j.candidate.strategy, "virtual_stages=2"));
+      CHECK(seen.insert(fmt::format("{} on {}", whole_text(j), to_string(chosen_of(devices, j.candidate.devices))))
+                .second);
+    }
+  }
+}
+
+TEST_CASE("auto: devices that are alike are one set, whatever their zone") {
+  const std::vector<DeviceSpec> devices = devices_of_json(
+      R"({"zones": {"west": {"network": "1Gb/s"}, "east": {"network": "1Gb/s"}},
+          "nodes": [{"zone": "west", "devices": [{"type": "T4", "count": 2}], "network": "100Gb/s"},
+                    {"zone": "east", "devices": [{"type": "T4", "count": 2}], "network": "100Gb/s"}]})");
+  const std::vector<DeviceSet> sets = device_sets(devices, {}, Precision::kFloat32);
+  for (size_t a = 0; a < sets.size(); ++a)
+    for (size_t b = 0; b < a; ++b) CHECK(to_string(sets[a].specs) != to_string(sets[b].specs));
+  CHECK(std::ranges::count(sets, size_t{2}, [](const DeviceSet& s) { return s.devices.size(); }) == 1);
+}
+
+TEST_CASE("auto: no other number of micro-batches next to the winner's is faster") {
+  const small::Model m = small::gpt(48, OptimizerKind::kAdamW, 8);
+  for (const char* text : {"2xT4:1~5Gb/s@30us", "2xV100-32GB:1~25Gb/s@10us"}) {
+    const std::vector<DeviceSpec> devices = parse_devices(text, {0});
+    const Found found = search(m.g, devices, {});
+    REQUIRE(found.fits());
+    const Judged& best = found.winner();
+    CAPTURE(whole_text(best));
+    const size_t at = best.candidate.strategy.find("micro_batches=");
+    if (at == std::string::npos) continue;
+    const int64_t parts = std::stoll(best.candidate.strategy.substr(at + 14));
+    for (int64_t other = 1; other <= 48; ++other) {
+      if (48 % other != 0 || other < parts / 2 || other > parts * 2) continue;
+      CompileOptions options;
+      static_cast<PlanOptions&>(options) = best.candidate.options;
+      options.strategy = best.candidate.strategy;
+      options.strategy.replace(at + 14, std::to_string(parts).size(), std::to_string(other));
+      const Plan plan = compile(m.g, chosen_of(devices, best.candidate.devices), options);
+      CAPTURE(options.strategy);
+      CHECK(times_of(plan, plan.entries[0])->seconds >= best.seconds * (1 - 1e-6));
+    }
+  }
 }
 
 TEST_CASE("auto: by price where some devices have none names their types") {

@@ -122,7 +122,32 @@ TEST_CASE("cluster files: nodes with devices, figures and links") {
   CHECK(devices[4].memory_bytes == 8'000'000'000);
   CHECK(devices[4].figures.f32_flops_per_second == 5e12);
   CHECK(devices[4].figures.half_flops_per_second == 9e12);
-  CHECK(devices[4].figures.inside == LinkRates{1e10, 0});
+  CHECK(devices[4].figures.inside == LinkRates{1e10, 10e-6});
+}
+
+TEST_CASE("cluster files: links without a latency have that of device lists; texts of devices keep theirs") {
+  const auto of = [](const char* devices, const char* node = "") {
+    return devices_of_json(fmt::format(R"({{"nodes": [{{"devices": {}{}}}]}})", devices, node));
+  };
+  const auto list = parse_devices("T4~80Gb/s~8Gb/s", {0})[0].figures;
+  for (const char* node : {R"(, "network": {"bytes_per_second": 1e10}, "inside": {"bytes_per_second": 1e9})",
+                           R"(, "network": "80Gb/s", "inside": "8Gb/s")"}) {
+    const DeviceFigures said = of(R"([{"type": "T4"}])", node)[0].figures;
+    CHECK(said.network == list.network);
+    CHECK(said.inside == list.inside);
+  }
+  CHECK(of(R"([{"type": "T4"}])", R"(, "network": {"bytes_per_second": 1e10, "latency_seconds": 0})")[0]
+            .figures.network == LinkRates{1e10, 0});
+  // Of whichever device of a node it is said.
+  for (const char* devices : {R"([{"device": "cpu@0~1Gb/s~2Gb/s@3us"}, {"device": "cpu@1"}])",
+                              R"([{"device": "cpu@0"}, {"device": "cpu@1 ~ 1Gb/s~2Gb/s@3us"}])"})
+    for (const DeviceSpec& d : of(devices)) {
+      CHECK(d.figures.network == LinkRates{1e9 / 8, 10e-6});
+      CHECK(d.figures.inside == LinkRates{2e9 / 8, 3e-6});
+    }
+  CHECK(has(message_of([&] { of(R"([{"device": "cpu@0~1Gb/s"}, {"device": "cpu@1~2Gb/s"}])"); }),
+            "/nodes/0/devices/1/device is \"cpu@1~2Gb/s\", expected the same network as the rest of /nodes/0"));
+  CHECK(has(message_of([&] { of(R"([{"device": "cpu@0~1Gb/s"}])", R"(, "network": "2Gb/s")"); }), "the same network"));
 }
 
 TEST_CASE("cluster files: what is wrong is named with its place") {
@@ -146,6 +171,8 @@ TEST_CASE("cluster files: what is wrong is named with its place") {
   refused(R"({"nodes": 3})", "/nodes is 3");
   refused(R"({"nodes": [{}]})", "devices in it");
   refused(R"({"nodes": [{"devices": [{"type": "FOO"}]}]})", "/nodes/0/devices/0/type: 'FOO' is not a type of device");
+  refused(R"({"nodes": [{"devices": [{"type": "F\u0000\u001b\u007fO"}]}]})",
+          "/nodes/0/devices/0/type: 'F\\x00\\x1b\\x7fO' is not a type of device; the types are");
   refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 0}]}]})",
           "/nodes/0/devices/0/count is 0, expected a whole number from 1 to 65536");
   refused(R"({"nodes": [{"devices": [{"type": "T4", "count": 1.5}]}]})", "whole number");

@@ -124,6 +124,14 @@ TEST_CASE("measured: a profile is read as it was written; what cannot be right i
     CHECK_MESSAGE(has(said(point, bad), "'seconds'"), bad.dump());
   CHECK(has(said(point, 1e-20), "no device does"));  // of 1024 FLOPs
   CHECK(has(said("/units/seconds", "ms"), "expected 's'"));
+  CHECK(has(said("/units/flops", "G"), "has flops in 'G', expected '1'"));
+  CHECK(has(said("/units/bytes", "MB"), "has bytes in 'MB', expected 'B'"));
+  CHECK(has(said("/units/samples", "k"), "has samples in 'k'"));
+  for (const char* where : {"/unit", "/devices/0/unit", "/devices/0/time_unit", "/devices/0/ops/0/unit",
+                            "/devices/0/ops/0/points/0/unit"}) {
+    CHECK(has(said(where, "ms"), "\"ms\", expected \"s\": all times are in seconds"));
+    CHECK(said(where, "s") == "");
+  }
   CHECK(has(said("/schema", "whale.profile/9"), "measure again"));
   CHECK(has(said("/devices", Json::array()), "is empty"));
   CHECK(has(said("/devices/0/ops", Json::array()), "is empty"));

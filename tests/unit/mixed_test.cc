@@ -6,7 +6,7 @@
 #include "cluster/device_kinds.h"
 #include "cluster/devices.h"
 #include "compile/automatic.h"
-#include "compile/checks.h"
+#include "compile/source_check.h"
 #include "compile/compile.h"
 #include "plan/figures.h"
 #include "simulate/simulate.h"

@@ -6,7 +6,7 @@
 #include "../fuzz/sample.h"
 #include "cluster/devices.h"
 #include "compile/compile.h"
-#include "compile/checks.h"
+#include "compile/source_check.h"
 #include "schema/graph_file.h"
 #include "session/session.h"
 #include "unit/caught.h"

@@ -61,7 +61,7 @@ TEST_CASE("cuts made better by the clock, beside all cuts there are") {
       const Problem problem(seed, 12, stages, 6);
       std::vector<size_t> even;
       for (size_t s = 0; s < stages; ++s) even.push_back(12 * s / stages);
-      const std::vector<size_t> found = refined_cuts(problem.pipeline, even);
+      const std::vector<size_t> found = refined_cuts(problem.pipeline, {even}, false);
       const double seconds = seconds_of_cuts(problem.pipeline, found);
       const double best = problem.best_of_all({0});
       CHECK(found[0] == 0);
@@ -89,9 +89,9 @@ TEST_CASE("a step of few micro-batches, by hand: work moves from the end of a sl
                               [](size_t place, size_t) {
                                 return place == 3 ? LinkTimes{0, 0} : LinkTimes{10, 10};
                               }};
-  CHECK(refined_cuts(pipeline, {0, 2}) == std::vector<size_t>{0, 3});
+  CHECK(refined_cuts(pipeline, {{0, 2}}, false) == std::vector<size_t>{0, 3});
   pipeline.sends = [](size_t, size_t) { return LinkTimes{0, 0}; };
-  CHECK(refined_cuts(pipeline, {0, 2}) == std::vector<size_t>{0, 2});
+  CHECK(refined_cuts(pipeline, {{0, 2}}, false) == std::vector<size_t>{0, 2});
 }
 
 }  // namespace whale

@@ -9,7 +9,7 @@
 #include "property.h"
 #include "caught.h"
 #include "cluster/devices.h"
-#include "compile/checks.h"
+#include "compile/source_check.h"
 #include "compile/compile.h"
 #include "plan/figures.h"
 #include "report/fit.h"

@@ -332,6 +332,10 @@ void add_plan(CLI::App& app, int& exit_code) {
                       (state->estimate     ? "--estimate"
                        : state->candidates ? "--candidates"
                                            : "--pareto"));
+      if (!state->estimate && !state->arguments.strategy.empty() && state->arguments.strategy != "auto")
+        throw Failure(std::string(state->candidates ? "--candidates" : "--pareto") +
+                      " looks for strategies, and --strategy '" + shown(state->arguments.strategy) +
+                      "' says one: leave one of them out, or give it as --present, which looks near it");
       const GraphHandle graph = own<GraphHandle>(whale_graph_load, engine.get(), str(state->path));
       if (state->pareto)
         return print_pareto(candidates_of(engine.get(), graph.get(), state->arguments, true), state->json);

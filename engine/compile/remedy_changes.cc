@@ -1,0 +1,193 @@
+#include "compile/remedy_changes.h"
+
+#include <algorithm>
+#include <cctype>
+#include <limits>
+
+#include "compile/checks.h"
+#include "compile/savings.h"
+#include "plan/groups.h"
+
+namespace whale {
+namespace {
+
+constexpr const char* kPolicies[] = {"none", "selective", "full"};
+
+// In quotes, as a shell takes it.
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string{c};
+  return out + "'";
+}
+
+// The text with all of its micro_batches times as many.
+std::string with_micro_batches(std::string strategy, int64_t times) {
+  constexpr std::string_view kWritten = "micro_batches=";
+  for (size_t at = strategy.find(kWritten); at != std::string::npos; at = strategy.find(kWritten, at)) {
+    at += kWritten.size();
+    size_t end = at;
+    while (end < strategy.size() && std::isdigit(static_cast<unsigned char>(strategy[end])) != 0) ++end;
+    if (end == at || end - at > 9) continue;
+    const std::string number = std::to_string(times * std::stoll(strategy.substr(at, end - at)));
+    strategy.replace(at, end - at, number);
+  }
+  return strategy;
+}
+
+bool same_held(const RemedyChanges::Measured& base, const std::vector<const RemedyChanges::Measured*>& chosen,
+               size_t d) {
+  const auto same = [&](const RemedyChanges::Measured& m) {
+    const MemoryClasses &a = m.held[d], &b = m.held[d - 1];
+    return a.total() == b.total() && a.parameters == b.parameters && a.activations == b.activations;
+  };
+  return same(base) && std::ranges::all_of(chosen, [&](const RemedyChanges::Measured* m) { return same(*m); });
+}
+
+}  // namespace
+
+RemedyChanges::RemedyChanges(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked,
+                             const Plan& plan, const Shortage& shortage, bool options_too)
+    : graph_(graph),
+      devices_(devices),
+      asked_(asked),
+      plan_(plan),
+      shortage_(shortage),
+      options_too_(options_too),
+      trains_(shortage.entry == "train"),
+      evaluates_(!trains_ && trains(graph)),
+      strategy_(asked.strategy.empty() ? graph.default_strategy : asked.strategy) {}
+
+CompileOptions RemedyChanges::options_of(const Change& change) const {
+  CompileOptions out = asked_;
+  static_cast<PlanOptions&>(out) = change.options;
+  if (change.times == 1) return out;
+  if (strategy_.find("micro_batches=") != std::string::npos)
+    out.strategy = with_micro_batches(strategy_, change.times), out.accumulation *= change.times;
+  else
+    out.accumulation = change.times * plan_.micro_batches;
+  return out;
+}
+
+std::string RemedyChanges::flags_of(const CompileOptions& options) const {
+  std::vector<std::string> out;
+  const bool all = options_too_;
+  if (all || options.strategy != asked_.strategy)
+    if (!options.strategy.empty()) out.push_back("--strategy " + quoted(options.strategy));
+  if (options.accumulation != (all ? 0 : asked_.accumulation))
+    out.push_back(fmt::format("--accumulation {}", options.accumulation));
+  if (options.zero > (all ? 0 : asked_.zero)) out.push_back(fmt::format("--zero {}", options.zero));
+  if (options.recompute > (all ? Recompute::kNone : asked_.recompute))
+    out.push_back(fmt::format("--recompute {}", kPolicies[static_cast<size_t>(options.recompute)]));
+  if (options.offload != (all ? 0 : asked_.offload)) {
+    std::string classes = offload_text(options.offload);
+    std::erase(classes, ' ');
+    out.push_back("--offload " + classes);
+  }
+  return fmt::format("{}", fmt::join(out, " "));
+}
+
+bool RemedyChanges::may_have_more_micro_batches() const {
+  const bool written = std::ranges::any_of(
+      graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline && s.micro_batches > 0; });
+  return strategy_.find("micro_batches=") != std::string::npos || (!written && trains(graph_));
+}
+
+std::vector<RemedyChanges::Change> RemedyChanges::single_changes() const {
+  std::vector<Change> out;
+  const PlanOptions& now = asked_;
+  const auto with = [&](const auto& set) {
+    Change change{now};
+    set(change);
+    out.push_back(std::move(change));
+  };
+  const bool recomputes = trains_ && now.stage_recompute.empty();
+  const bool replicas = most_replicas(plan_.meshes) > 1 && !now.adasum;
+  if (recomputes && now.recompute < Recompute::kSelective)
+    with([](Change& c) { c.options.recompute = Recompute::kSelective; });
+  for (int level = now.zero + 1; replicas && level <= 3; ++level)
+    if (trains(graph_)) with([&](Change& c) { c.options.zero = level; });
+  const int64_t samples = samples_together();
+  for (const int64_t times : {2, 4, 8, 16, 64})
+    if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
+  if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
+  for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
+    if (!(now.offload & each) && (trains_ || each == kOffloadParameters || (each == kOffloadState && evaluates_)))
+      with([&](Change& c) { c.options.offload |= each; });
+  return out;
+}
+
+int64_t RemedyChanges::samples_together() const {
+  const int64_t batch = shortage_.batch > 0 ? shortage_.batch : std::max<int64_t>(1, batch_of(graph_));
+  const int64_t parts = most_replicas(plan_.meshes) * plan_.micro_batches;
+  return (batch + parts - 1) / parts;
+}
+
+std::vector<RemedyChanges::Guess> RemedyChanges::combined(const Measured& base,
+                                                          const std::vector<Measured>& singles) const {
+  std::vector<Guess> out;
+  std::vector<const Measured*> chosen;
+  const auto add = [&](auto&& self, size_t from) -> void {
+    constexpr size_t kTogether = 7;
+    if (chosen.size() >= 2) out.push_back(guess_of(base, chosen));
+    if (chosen.size() == kTogether) return;
+    for (size_t k = from; k < singles.size(); ++k) {
+      const Change& c = singles[k].tried.change;
+      const bool same = std::ranges::any_of(chosen, [&](const Measured* other) {
+        const Change& o = other->tried.change;
+        const auto both = [&](bool a, bool b) { return a && b; };
+        return both(c.options.zero != asked_.zero, o.options.zero != asked_.zero) ||
+               both(c.options.recompute != asked_.recompute, o.options.recompute != asked_.recompute) ||
+               both(c.times > 1, o.times > 1);
+      });
+      if (same) continue;
+      chosen.push_back(&singles[k]);
+      self(self, k + 1);
+      chosen.pop_back();
+    }
+  };
+  add(add, 0);
+  return out;
+}
+
+RemedyChanges::Guess RemedyChanges::guess_of(const Measured& base, const std::vector<const Measured*>& chosen) const {
+  Guess out{{asked_}, chosen.size(), base.tried.seconds, -std::numeric_limits<double>::infinity()};
+  for (const Measured* one : chosen) {
+    const Change& c = one->tried.change;
+    PlanOptions& o = out.change.options;
+    o.zero = std::max(o.zero, c.options.zero), o.recompute = std::max(o.recompute, c.options.recompute);
+    o.offload |= c.options.offload, out.change.times *= c.times;
+    out.seconds *= one->tried.seconds / base.tried.seconds;
+  }
+  constexpr int64_t MemoryClasses::*kAll[] = {&MemoryClasses::parameters, &MemoryClasses::state,
+                                              &MemoryClasses::buffers,    &MemoryClasses::gradients,
+                                              &MemoryClasses::copies,     &MemoryClasses::activations};
+  for (size_t d = 0; d < devices_.size(); ++d) {
+    const int64_t has = devices_[d].memory_bytes;
+    if (has == 0 || (d > 0 && devices_[d] == devices_[d - 1] && same_held(base, chosen, d))) continue;
+    double held = 0;
+    for (const auto each : kAll) {
+      const auto mine = static_cast<double>(base.held[d].*each);
+      double part = mine, added = 0;
+      for (const Measured* one : chosen) {
+        const auto then = static_cast<double>(one->held[d].*each);
+        if (then <= mine)
+          part *= mine > 0 ? then / mine : 1;
+        else
+          added = std::max(added, then - mine);  // copies of what the host holds; in turn, as a rule
+      }
+      held += part + added;
+    }
+    out.missing = std::max(out.missing, held - static_cast<double>(has));
+  }
+  return out;
+}
+bool RemedyChanges::saves_all(const Change& change, const std::vector<Measured>& singles) const {
+  return std::ranges::all_of(singles, [&](const Measured& m) {
+    const Change& one = m.tried.change;
+    const bool recomputes = one.options.recompute != asked_.recompute;
+    return recomputes ? change.options.recompute != asked_.recompute
+                      : saves_as_much(change.options, one.options) && change.times >= one.times;
+  });
+}
+
+}  // namespace whale
