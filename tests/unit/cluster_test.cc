@@ -325,7 +325,7 @@ TEST_CASE("rates: two nodes with a link of their own take it, and nobody else") 
   const std::vector<DeviceSpec> among = devices_of_json(R"({
       "nodes": [{"name": "a", "count": 3, "devices": [{"type": "T4"}], "network": "8Gb/s@20us"}],
       "links": [{"between": ["a", "a"], "network": {"bytes_per_second": 3e9}}]})");
-  CHECK(CostModel(among, 1, kMachineOfCores).between(among[2], among[0]) == LinkRates{3e9, 0});
+  CHECK(CostModel(among, 1, kMachineOfCores).between(among[2], among[0]) == LinkRates{3e9, 10e-6});
 }
 
 TEST_CASE("cluster files: links of nodes that are not there, or of one alone") {
@@ -384,15 +384,19 @@ TEST_CASE("rates: devices with the profile's own figures take the profile's time
     d.figures.seconds_per_op = kMachineOfCores.device.seconds_per_op;
     d.figures.inside = kMachineOfCores.link;
   }
-  // Where figures are known a deeper warm-up is looked for.
   for (const char* strategy : {"replica", "split", "replica(2) > pipeline(2, micro_batches=3, warmup=[2,1])"}) {
     CAPTURE(strategy);
     CompileOptions options;
     options.strategy = strategy;
     const Plan a = compile(m.g, parse_devices("null:4", {0}), options), b = compile(m.g, with, options);
     const auto seconds = [](const Plan& p) { return times_of(p, p.entries[0], SIZE_MAX)->seconds; };
-    CHECK(seconds(a) == doctest::Approx(seconds(b)));
-    CHECK(print(a.entries[0].programs[0]) == print(b.entries[0].programs[0]));
+    // Only where figures are known cuts and warm-ups are moved, which may be faster.
+    if (b.stage_begins.empty()) {
+      CHECK(seconds(a) == doctest::Approx(seconds(b)));
+      CHECK(print(a.entries[0].programs[0]) == print(b.entries[0].programs[0]));
+    } else {
+      CHECK(seconds(b) < seconds(a));
+    }
   }
 }
 
