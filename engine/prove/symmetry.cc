@@ -153,8 +153,9 @@ std::map<int32_t, std::vector<int32_t>> micro_batches_with(const Program& progra
     in_segment.emplace_back();
     for (const Instruction& i : s.instructions)
       if (const int32_t what = of(i); what != kNone) in_segment.back().push_back(what);
-    std::ranges::sort(in_segment.back());
-    in_segment.back().erase(std::ranges::unique(in_segment.back()).begin(), in_segment.back().end());
+    std::vector<int32_t>& mine = in_segment.back();
+    std::ranges::sort(mine);
+    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
   }
   std::map<int32_t, std::vector<int32_t>> out;
   for (const ScheduleRow& row : program.schedule)

@@ -26,7 +26,7 @@ Tree::Tree(Reference& reference, const Entry& entry, bool exact) : ref_(referenc
         if (samples.size() > 0) micro_batches_.push_back(samples);
     }
   std::ranges::sort(micro_batches_, {}, &Interval::begin);
-  micro_batches_.erase(std::ranges::unique(micro_batches_).begin(), micro_batches_.end());
+  micro_batches_.erase(std::unique(micro_batches_.begin(), micro_batches_.end()), micro_batches_.end());
   for (size_t u = 1; u < micro_batches_.size(); ++u)
     if (micro_batches_[u].begin < micro_batches_[u - 1].end)
       refuse("samples [{}:{}] and [{}:{}] are micro-batches that have some in common; exact mode cuts none",
