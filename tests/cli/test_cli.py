@@ -53,6 +53,25 @@ def test_large_models_are_files_of_metadata(name, parameters, tmp_path):
     assert (tmp_path / "m.whale").stat().st_size < 1 << 20
 
 
+def test_the_papers_numbers_of_parameters(tmp_path):
+    """Llama 3.1 405B (Grattafiori et al., 2024, table 3): 405.9 billion; DeepSeek-V3 (DeepSeek-AI, 2024, section 4.2): 671 billion, 37 of them
+    for a token. Each beside the sum of its matrices, written out."""
+    d, heads, groups, hidden, vocab, layers = 16384, 128, 8, 53248, 128256, 126
+    llama = layers * (2 * d * d + 2 * d * d * groups // heads + 3 * d * hidden + 2 * d) + 2 * vocab * d + d
+    assert llama == pytest.approx(405.9e9, rel=2e-4)
+    d, heads, hidden, experts, vocab, layers, dense = 7168, 128, 2048, 256, 129280, 61, 3
+    attention = d * 1536 + 1536 * heads * 192 + d * (512 + 64) + 512 * heads * (128 + 128) + heads * 128 * d + 1536 + 512 + 2 * d
+    expert = 3 * d * hidden
+    others = layers * attention + dense * 3 * d * 18432 + (layers - dense) * d * experts + 2 * vocab * d + d
+    deepseek = others + (layers - dense) * (experts + 1) * expert
+    assert deepseek == pytest.approx(671e9, rel=1e-3)
+    assert others + (layers - dense) * 9 * expert == pytest.approx(37e9, rel=0.02)
+    for name, count in ("llama3-405b", llama), ("deepseek-v3", deepseek):
+        whale("model", name, "-o", tmp_path / "m.whale")
+        variables = json.loads(whale("inspect", tmp_path / "m.whale", "--json"))["variables"]
+        assert sum(v["elements"] for v in variables) == count
+
+
 def test_what_a_plan_has_fixed_is_refused_beside_it(files, tmp_path):
     whale("plan", files / "mlp.whale", "--devices", "cpu:1", "-o", tmp_path / "p.plan")
     for option, value in (("--devices", "cpu:2"), ("--zero", "1"), ("--strategy", "replica"), ("--exact", None)):
