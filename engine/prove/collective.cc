@@ -26,7 +26,9 @@ Held combined(Reference& ref, const Exchange& e) {
     if (v.combine != e.work->combine)
       refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
              name_of(e.work->combine));
-    if (const TensorId twice = out.terms.join(v.terms); twice != kNone) {
+    Terms more = v.terms;
+    Terms::name_alike(out.terms, more, v.tensor);
+    if (const TensorId twice = out.terms.join(more); twice != kNone) {
       if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
       refuse("terms of {} are added twice: member {} has {}, members before it {}", ref.name(twice), m,
              describe(ref, v), describe(ref, out));

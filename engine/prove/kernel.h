@@ -43,6 +43,7 @@ class Kernels {
   // Where rounding is another one than the program's, in words.
   const std::set<std::string>& exemptions() const { return exemptions_; }
   void exempt(std::string what) { exemptions_.insert(std::move(what)); }
+  void exempt_order(TensorId tensor);  // of the additions, in exact mode
 
  private:
   // The digits of an operand or result that factors own, outermost first; -1: no factor's.

@@ -58,6 +58,10 @@ bool Kernels::is_asked_sum(const Value& value) const {
   return std::ranges::count(sum_dtypes_, value.dtype) > 0 && ref_.is_of_gradients(value.tensor);
 }
 
+void Kernels::exempt_order(TensorId tensor) {
+  exempt(fmt::format("but for {}, of which the order is not known", ref_.name(tensor)));
+}
+
 void Kernels::exempt_sum(const Value& value) {
   if (is_asked_sum(value) && value.dtype != ref_.tensor(value.tensor).dtype)
     exempt(fmt::format("gradients are added up in {}, as an option of the plan asks", name_of(value.dtype)));
@@ -101,7 +105,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   const Tree::Said said = tree_.said_of(sum.terms, x.terms);
   if (!said.fault.empty())
     refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
-  if (said.counted) exempt(fmt::format("of {}, whose terms are alike, the order is not known", ref_.name(x.tensor)));
+  if (said.unknown) exempt_order(x.tensor);
   out.terms = sum.terms;
   Terms more = x.terms;
   Terms::name_alike(out.terms, more, x.tensor);

@@ -53,9 +53,9 @@ std::string statement(const Plan& plan, const Entry& entry, const std::set<std::
           ? "every copy of every variable is, after a step, what the one-device program makes of it, and all that is "
             "handed out is the program's, up to the order of sums"
           : "all that is handed out is the one-device program's, up to the order of sums";
-  for (const std::string& e : exemptions) out += "; " + e;
   if (plan.options.exact && entry.name == "train")
     out += "; in exact mode micro-batches are whole and added by the tree: bitwise, as far as kernels are";
+  for (const std::string& e : exemptions) out += "; " + e;
   return out;
 }
 

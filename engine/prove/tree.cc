@@ -37,7 +37,7 @@ std::optional<Interval> Tree::numbers(const FactorSet& terms) const {
   if (terms.any || batch_ <= 0) return {};
   Set set = terms.set;
   int64_t extent = terms.extent;
-  if (set.runs().size() > 1 && extent % batch_ == 0)  // a part of each sample
+  if (extent % batch_ == 0)  // all or a part of each sample
     if (auto parts = set.over(extent / batch_)) set = std::move(parts->first), extent = batch_;
   if (set.runs().size() != 1) return {};
   // Positions are samples, some of each, or groups of them.
@@ -67,7 +67,7 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
   if (!exact_) return {};
   std::vector<FactorSet> left = samples_of(a), right = samples_of(b);
   const auto counted = [](const FactorSet& f) { return f.any; };
-  if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return {.fault = "", .counted = true};
+  if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return {.fault = "", .unknown = true};
   const auto without = [](std::vector<FactorSet> sets, const std::vector<FactorSet>& others) {
     std::erase_if(sets, [&](const FactorSet& f) {
       return std::ranges::any_of(others, [&](const FactorSet& x) { return x.extent == f.extent && x.set == f.set; });
@@ -86,7 +86,7 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
     return out;
   };
   const std::optional<Interval> l = all_of(left), r = all_of(right);
-  if (!l || !r) return {.fault = "they are no whole micro-batches"};
+  if (!l || !r) return {.fault = "", .unknown = true};
   const auto all = static_cast<int64_t>(micro_batches_.size());
   if (*l == *r || are_halves(*l, *r, all) || are_halves(*r, *l, all)) return {};
   return {.fault = fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}",

@@ -21,7 +21,7 @@ class Tree {
   // Whether sums with these terms and with those may be added.
   struct Said {
     std::string fault;     // why they are no halves of one node; "": they are, or are not of unlike micro-batches
-    bool counted = false;  // of terms of micro-batches only the number is known, so nothing is
+    bool unknown = false;  // which micro-batches' they are, or only how many
   };
   Said said_of(const Terms& a, const Terms& b) const;
 

@@ -119,8 +119,11 @@ def test_prove(files, tmp_path):
     proof = json.loads(whale("prove", plan, "--json"))
     assert proof["verdict"] == "proven" and [e["entry"] for e in proof["entries"]] == ["train", "eval"]
     assert wh.Plan.load(str(plan)).prove() == proof
-    # Adasum has no rule: that is said, and nothing else.
-    assert subprocess.run([WHALE, "prove", files / "mlp.whale", "--devices", "null:2", "--adasum"], capture_output=True).returncode == 3
+    # Attention piece by piece has no rule: that is said, and nothing else. Adasum is named.
+    ring = [WHALE, "prove", files / "gpt.whale", "--devices", "null:2", "--strategy", "split(2, factor=sequence)"]
+    done = subprocess.run(ring, capture_output=True, text=True)
+    assert done.returncode == 3 and done.stdout.splitlines()[-1] == "not covered" and "piece by piece" in done.stdout
+    assert "Adasum, which is no sum" in whale("prove", files / "mlp.whale", "--devices", "null:2", "--adasum")
 
 
 def test_reshards(files):
