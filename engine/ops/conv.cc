@@ -122,7 +122,8 @@ Factors factors_conv(const OpView& v) {
 Factors factors_grad_input(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
-  const int64_t groups = attr_int(*v.attrs, "groups", 1), o = in_dims(v, 1)[0], cg = in_dims(v, 1).back();
+  const int64_t groups = std::max<int64_t>(attr_int(*v.attrs, "groups", 1), 1), o = in_dims(v, 1)[0],
+                cg = in_dims(v, 1).back();
   add_factor(f, v, "n", FactorKind::kMap, in_dims(v, 0)[0], {sub_axis(0)}, {sub_axis(0)});
   if (groups == 1) {
     add_factor(f, v, "c", FactorKind::kMap, cg, {kAbsent, sub_axis(last)}, {sub_axis(last)});
@@ -148,7 +149,8 @@ Factors factors_grad_input(const OpView& v) {
 Factors factors_grad_weight(const OpView& v) {
   Factors f;
   const int last = rank_of(v, 0) - 1;
-  const int64_t groups = attr_int(*v.attrs, "groups", 1), o = in_dims(v, 1).back(), c = in_dims(v, 0).back();
+  const int64_t groups = std::max<int64_t>(attr_int(*v.attrs, "groups", 1), 1), o = in_dims(v, 1).back(),
+                c = in_dims(v, 0).back();
   const bool bias = attr_bool(*v.attrs, "bias");
   if (bias)
     add_factor(f, v, "n", FactorKind::kReduce, in_dims(v, 0)[0], {sub_axis(0), sub_axis(0)}, {}, {0, 1});

@@ -26,6 +26,9 @@ Held combined(Reference& ref, const Exchange& e) {
     if (v.combine != e.work->combine)
       refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
              name_of(e.work->combine));
+    const auto region = known(out.region, v.region);
+    if (!region) no_rule("a sum of {} and {}", describe(ref, out), describe(ref, v));
+    out.region = *region;
     Terms more = v.terms;
     Terms::name_alike(out.terms, more, v.tensor);
     if (const TensorId twice = out.terms.join(more); twice != kNone) {

@@ -75,6 +75,8 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
+  if (call.code == OpCode::k_fill && std::isnan(attr_float(call.attrs, "value")))
+    refuse("it fills with what is no number");
   if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
   if (updates_many) return updates(call);
   if (d.decompose) {

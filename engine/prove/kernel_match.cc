@@ -60,7 +60,9 @@ Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int6
   if (box.batch.present() && box.batch.dim == static_cast<int>(dim)) cut(box.batch, samples);
   for (const BoxCut& c : box.cuts)
     if (c.sub_axis.dim == static_cast<int>(dim)) cut(c.sub_axis, {c.begin, c.begin + c.size});
-  if (!out || box.origin[dim]) out = Set(Interval{box.origin[dim], box.origin[dim] + local});
+  if (out && box.origin[dim])
+    refuse("the box has an origin of {} in dimension {} beside its cuts", box.origin[dim], dim);
+  if (!out) out = Set(Interval{box.origin[dim], box.origin[dim] + local});
   return *out;
 }
 

@@ -89,6 +89,9 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   Value out = x;
   out.dtype = sum.dtype;
   exempt_sum(out);
+  const DType own = ref_.tensor(x.tensor).dtype;
+  if (out.dtype != own && out.dtype != accumulate_dtype(own) && !is_asked_sum(out))
+    refuse("it adds up {} in {}", describe(ref_, x), name_of(out.dtype));
   if (const double* c = ref_.constant(sum.tensor)) {
     if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
     if (!x.terms.whole() && combine != name_of(x.combine))
@@ -106,6 +109,9 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   if (!said.fault.empty())
     refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
   if (said.unknown) exempt_order(x.tensor);
+  const auto region = known(sum.region, x.region);
+  if (!region) no_rule("a sum of {} and {}", describe(ref_, sum), describe(ref_, x));
+  out.region = *region;
   out.terms = sum.terms;
   Terms more = x.terms;
   Terms::name_alike(out.terms, more, x.tensor);
@@ -118,7 +124,8 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
 
 // The program adds these two in another order: a part of the smallest sum that has both.
 std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
-  if (call.code != OpCode::k_add || !call.in[0].value || !call.in[1].value || call.in[0].local != call.in[1].local)
+  if (tree_.asked() || call.code != OpCode::k_add || !call.in[0].value || !call.in[1].value ||
+      call.in[0].local != call.in[1].local)
     return {};
   const Value &a = *call.in[0].value, &b = *call.in[1].value;
   if (!a.terms.whole() || !b.terms.whole() || a.dtype != b.dtype || !same(a.region, b.region)) return {};
@@ -137,7 +144,10 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
   if (sum == kNone) return {};
   std::ranges::sort(best);
   std::vector<Summand> terms;
-  for (const TensorId id : best) terms.push_back({id, std::vector<TermBox>(id == a.tensor || id == b.tensor ? 1 : 0)});
+  for (const TensorId id : best) {
+    const bool here = std::ranges::count(left, id) || std::ranges::count(right, id);
+    terms.push_back({id, std::vector<TermBox>(here ? 1 : 0)});
+  }
   Value out = a;
   out.tensor = sum, out.terms = Terms::of(std::move(terms)), out.combine = Combine::kSum;
   return out;
@@ -145,6 +155,7 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
 
 // The program adds before an op that is linear (of layers that are one, in form); a plan may add behind it.
 std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
+  if (tree_.asked()) return {};  // bits depend on the order
   for (const OpId id : ref_.ops_of(call.code)) {
     const Op& op = ref_.graph().op(id);
     if (op.inputs.size() != call.in.size()) continue;
@@ -175,7 +186,7 @@ std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
 
 // The program adds whole tensors in its order; a plan may add what unlike replicas made of each as it comes.
 std::optional<Value> Kernels::more_terms(const KernelCall& call) {
-  if (call.code != OpCode::k_add || call.in[0].local != call.in[1].local) return {};
+  if (tree_.asked() || call.code != OpCode::k_add || call.in[0].local != call.in[1].local) return {};
   int looks = 1000;
   const auto times = [&](TensorId sum, TensorId summand) { return times_in(ref_, sum, summand, looks); };
   for (const size_t i : {size_t{0}, size_t{1}}) {
@@ -195,7 +206,7 @@ std::optional<Value> Kernels::more_terms(const KernelCall& call) {
         once = once && (a.tensor == b.tensor || (times(a.tensor, b.tensor) == 0 && times(b.tensor, a.tensor) == 0));
     if (!once) continue;
     Value out = sum;
-    if (const TensorId twice = out.terms.join(more); twice != kNone) {
+    if (const TensorId twice = out.terms.join_some(more); twice != kNone) {
       if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
       refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
     }

@@ -1,6 +1,7 @@
 #include "prove/prove.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "base/watch.h"
 #include "prove/walk.h"
@@ -95,6 +96,9 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought) 
     if (e.code() == Code::kCancelled || e.code() == Code::kDeadlineExceeded) throw;
     out.verdict = ProofVerdict::kNotCovered;
     out.what = out.construct = fmt::format("the one-device program: {}", e.message());
+  } catch (const std::out_of_range&) {  // an attribute that its op must have is missing, or shorter than it must be
+    out.verdict = ProofVerdict::kNotCovered;
+    out.what = out.construct = "an op without an attribute that it must have";
   }
   return out;
 }

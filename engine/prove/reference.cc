@@ -185,7 +185,8 @@ void Reference::find_gradients() {
   while (!left.empty()) {
     const TensorId id = left.back();
     left.pop_back();
-    if (id == kNone || !of_gradients_.insert(id).second || made_by(id) == kNone) continue;
+    if (made_by(id) == kNone || g_.op(made_by(id)).phase == Phase::kForward || !of_gradients_.insert(id).second)
+      continue;
     const Op& op = g_.op(made_by(id));
     const bool by_numbers = std::all_of(op.inputs.begin() + 1, op.inputs.end(), [&](TensorId other) {
       return other == kNone || g_.tensor(other).dims.empty();

@@ -192,6 +192,16 @@ bool same_extents(const std::vector<Digit>& a, const std::vector<Digit>& b) {
 
 }  // namespace
 
+std::optional<Region> known(const Region& a, const Region& b) {
+  const auto open = [](const Region& r) {
+    return std::any_of(r.digits().begin(), r.digits().end(), [](const Digit& d) { return d.any && !d.whole(); });
+  };
+  if (!open(a)) return a;
+  if (!open(b)) return b;
+  if (a.digits() == b.digits()) return a;
+  return {};
+}
+
 bool same(const Region& a, const Region& b) {
   const std::vector<Digit> left = joint(a), right = joint(b);
   if (same_extents(left, right)) return alike(left, right);

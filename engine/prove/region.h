@@ -45,6 +45,9 @@ class Region {
 
 // The same elements of one tensor: digits that hold any of their positions fit all of their number.
 bool same(const Region& a, const Region& b);
+// Of two that are the same, the one whose positions are known; none of either: the first, which then must be like the
+// other digit by digit.
+std::optional<Region> known(const Region& a, const Region& b);
 // The smallest box that has all of these. None: they have unlike digits. Where digits hold any positions: of so many
 // elements, the parts lying beside each other along what stands behind `before` of them.
 std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements);

@@ -35,6 +35,7 @@ bool merge(TermBox& a, const TermBox& b) {
   if (differ == a.size()) return false;
   FactorSet& f = a[differ];
   if (f.any && f.set.size() + b[differ].set.size() > f.extent) return false;
+  if (!f.any && f.set.meets(b[differ].set)) return false;  // where only the number is known of others
   f.set = f.any ? Set::first(f.set.size() + b[differ].set.size()) : f.set.united(b[differ].set);
   if (f.set.is_first(f.extent)) a.erase(a.begin() + static_cast<std::ptrdiff_t>(differ));
   return true;
@@ -146,10 +147,20 @@ bool Terms::beside(const Terms& other) {
 }
 
 TensorId Terms::join(const Terms& other) {
-  const auto has_none = [](const Terms& t) {
-    return std::any_of(t.summands_.begin(), t.summands_.end(), [](const Summand& s) { return s.boxes.empty(); });
+  const auto nothing = [](const Terms& t) {
+    return !t.summands_.empty() && std::ranges::all_of(t.summands_, [](const Summand& s) { return s.boxes.empty(); });
   };
-  const bool spanned = !has_none(*this) || !has_none(other);
+  if (nothing(other)) return kNone;
+  if (nothing(*this)) {
+    *this = other;
+    return kNone;
+  }
+  if (!std::ranges::equal(summands_, other.summands_, {}, &Summand::tensor, &Summand::tensor))
+    return other.summands_.empty() ? kNone : other.summands_[0].tensor;
+  return join_some(other);
+}
+
+TensorId Terms::join_some(const Terms& other) {
   for (const Summand& theirs : other.summands_) {
     const auto at = std::lower_bound(summands_.begin(), summands_.end(), theirs.tensor,
                                      [](const Summand& s, TensorId id) { return s.tensor < id; });
@@ -165,8 +176,6 @@ TensorId Terms::join(const Terms& other) {
       merge_all(at->boxes);
     }
   }
-  // One of the two names all summands of the sum: what the other one has none of is among them.
-  if (spanned) std::erase_if(summands_, [](const Summand& s) { return s.boxes.empty(); });
   settle();
   return kNone;
 }

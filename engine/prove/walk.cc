@@ -412,6 +412,9 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
   const Held value = read(d, i.in.at(0));
   const TensorId id = ref_.output(port.name);
   if (id == kNone) refuse("the one-device program has no output {}", port.name);
+  if (ref_.tensor(id).dims != port.dims || value->dtype != port.dtype)
+    refuse("output {} is {} of {}, handed out as {} of {}", port.name, to_string(ref_.tensor(id).dims),
+           name_of(value->dtype), to_string(port.dims), name_of(port.dtype));
   std::vector<SubAxisCut> cuts;
   if (!port.parts.axes.empty())
     cuts = cuts_of(port.dims, port.parts, plan_.meshes[static_cast<size_t>(port.mesh)].axes, d.row->coordinates);
@@ -492,6 +495,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
         refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]),
                said.fault);
     }
+    if (c.op == OpCode::k_adasum && !plan_.options.adasum) refuse("Adasum, which no option of the plan asks for");
     results[k] = exchanged(ref_, e);
     if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
     check_left_out(meeting, results[k]);

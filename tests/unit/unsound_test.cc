@@ -1,0 +1,304 @@
+// Plans that are not their program, each of which some rule of the prover once took for it.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "base/error.h"
+#include "cluster/devices.h"
+#include "compile/compile.h"
+#include "own_programs.h"
+#include "plan/row_waits.h"
+#include "prove/prove.h"
+#include "prove/terms.h"
+#include "unit/caught.h"
+#include "unit/small_models.h"
+
+using namespace whale;
+
+namespace {
+
+Plan plan_of(
+    const Graph& graph, const std::string& devices, const std::string& strategy,
+    const std::function<void(CompileOptions&)>& more = [](CompileOptions&) {}) {
+  CompileOptions options;
+  options.strategy = strategy;
+  more(options);
+  return compile(graph, parse_devices(devices), options);
+}
+
+bool is_op(const Instruction& i, const char* name) { return i.verb() == name; }
+
+Plan sums(bool exact = false, const char* strategy = "replica(1)", const char* devices = "null:1") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "sums";
+  const TensorId x = m.input("x", {8, 4});
+  const TensorId p = m.op(k_relu, {x}, {}, "p"), q = m.op(k_sigmoid, {x}, {}, "q"), r = m.op(k_tanh, {x}, {}, "r"),
+                 b = m.op(k_exp, {x}, {}, "b");
+  const TensorId pr = m.op(k_add, {p, r}, {}, "pr");
+  const TensorId t = m.op(k_add, {m.op(k_add, {p, q}, {}, "u"), m.op(k_add, {r, b}, {}, "v")}, {}, "t");
+  m.g.outputs = {{"t", t}, {"pr", pr}};
+  if (exact) {
+    const TensorId w = m.variable("w", {4, 3});
+    m.minimize(m.op(k_reduce_mean, {m.op(k_matmul, {t, w}, {}, "mm")}, {}, "loss"), OptimizerKind::kSgd);
+  }
+  return plan_of(m.g, devices, strategy, [&](CompileOptions& o) { o.fusion = false, o.exact = exact; });
+}
+
+Instruction& named(Program& p, const char* name) {
+  for (Segment& s : p.segments)
+    for (Instruction& i : s.instructions)
+      if (i.name == name) return i;
+  throw std::runtime_error(std::string("no instruction ") + name);
+}
+
+void shift(Segment& s, size_t at, int by) {
+  for (Instruction& i : s.instructions)
+    for (Wait& w : i.waits)
+      if (size_t(w.index) >= at) w.index += by;
+}
+
+void drop(Program& p, const char* name) {
+  for (Segment& s : p.segments)
+    for (size_t k = s.instructions.size(); k-- > 0;)
+      if (s.instructions[k].name == name) s.instructions.erase(s.instructions.begin() + long(k)), shift(s, k, -1);
+}
+
+Instruction& put_behind(Program& p, const char* name, Instruction i) {
+  for (Segment& s : p.segments)
+    for (size_t k = 0; k < s.instructions.size(); ++k)
+      if (s.instructions[k].name == name) {
+        shift(s, k + 1, 1);
+        return *s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(k) + 1, i);
+      }
+  throw std::runtime_error(name);
+}
+
+BufferId fresh(Program& p, const char* name, Dims dims, DType dtype = DType::kF32) {
+  Buffer b;
+  b.name = name, b.dtype = dtype, b.dims = dims, b.bytes = element_count(dims) * int64_t(size_of(dtype)),
+  b.offset = p.arena_bytes;
+  p.arena_bytes += (b.bytes + 63) / 64 * 64;
+  p.buffers.push_back(b);
+  return BufferId(p.buffers.size()) - 1;
+}
+
+Instruction made(OpCode op, const char* name, BufferIds in, BufferIds out, Attrs attrs = {}) {
+  Instruction i;
+  i.work = work::Kernel{.op = op, .attrs = complete_attrs(def(op), std::move(attrs))};
+  i.name = name, i.in = in, i.out = out;
+  return i;
+}
+
+// An undamaged one is proven, and no other.
+void say(const char* what, Plan& plan, size_t entry = 0) {
+  for (Program& p : plan.entries[entry].programs) add_row_waits(p);
+  CAPTURE(what);
+  const EntryProof proof = prove(plan, plan.entries[entry]);
+  CHECK_MESSAGE((proof.verdict == ProofVerdict::kProven) == has(what, "undamaged"), proof.what);
+}
+
+std::vector<Instruction>& body(Program& p) { return p.segments[0].instructions; }
+
+}  // namespace
+
+TEST_CASE("unsound A: a summand is missing") {
+  Plan plan = sums();
+  Program& p = plan.entries[0].programs[0];
+  Instruction &u = named(p, "u"), &v = named(p, "v");
+  u.in = {2, 4}, u.out = {7};  // r + q: of t, p and b none
+  v.in = {7, 1}, v.out = {7};  // + p
+  named(p, "fetch.t").in = {7};
+  drop(p, "t");
+  say("A: t = (r + q) + p, without b", plan);
+}
+
+TEST_CASE("unsound B: terms of a summand that is a sum are forgotten") {
+  Plan plan = sums();
+  Program& p = plan.entries[0].programs[0];
+  BufferId own = fresh(p, "own", {8, 4});
+  for (Buffer& b : p.buffers)
+    if (b.name == "q") b.offset = p.arena_bytes;
+  p.arena_bytes += 128;
+  Instruction &u = named(p, "u"), &v = named(p, "v"), &t = named(p, "t");
+  u.in = {3, 4}, u.out = {own};    // pr + q: claimed to be q
+  v.in = {own, 6}, v.out = {own};  // + b
+  t.in = {own, 1}, t.out = {own};  // + p
+  Instruction more = t;
+  more.name = "t2", more.in = {own, 2}, more.out = {own};  // + r
+  put_behind(p, "t", more);
+  named(p, "fetch.t").in = {own};
+  say("B: t = (p + r) + q + b + p + r", plan);
+}
+
+TEST_CASE("unsound C: a summand twice beside the sum's own terms") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "reduced";
+  const TensorId x = m.input("x", {8, 4});
+  const TensorId pp = m.op(k_relu, {x}, {}, "p"), q = m.op(k_tanh, {x}, {}, "q");
+  const TensorId u = m.op(k_add, {pp, q}, {}, "u");
+  m.g.outputs = {{"w", m.op(k_reduce_sum, {u}, {{"axes", Ints{0}}}, "w")}};
+  Plan plan = plan_of(m.g, "null:2", "replica", [](CompileOptions& o) { o.fusion = false; });
+  say("C undamaged", plan);
+  Program& p = plan.entries[0].programs[0];
+  const Instruction &w = named(p, "w"), &relu = named(p, "p"), &add = named(p, "u");
+  (void)add;
+  const BufferId copy = fresh(p, "copy", p.buffers[size_t(relu.out[0])].dims), twice = fresh(p, "twice", {4});
+  Instruction again = relu, reduce = w;
+  again.name = "p2", again.out = {copy};
+  reduce.name = "w2", reduce.in = {copy}, reduce.out = {twice};
+  Instruction sum = made(k_add, "more", {w.out[0], twice}, {w.out[0]});
+  put_behind(p, "w", sum);
+  put_behind(p, "w", reduce);
+  put_behind(p, "p", again);
+  auto& cl = body(p);
+  const auto where = [&](const char* n) { return int32_t(&named(p, n) - cl.data()); };
+  for (Instruction& i : cl)
+    if (i.group() != kNone)
+      for (Wait& w : i.waits)
+        if (w.index == where("w")) w.index = where("more");
+  say("C: w = sum of 2 p + q", plan);
+}
+
+TEST_CASE("unsound J: positions lost beside a broadcast") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "any";
+  const TensorId x = m.input("x", {8, 4});
+  const TensorId b = m.variable("bias", {4});
+  const TensorId t = m.op(k_add, {m.op(k_relu, {x}, {}, "p"), b}, {}, "t");
+  m.g.outputs = {{"t", t}};
+  Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false; });
+  say("J undamaged", plan);
+  Program& p = plan.entries[0].programs[0];
+  const Instruction t0 = named(p, "t");
+  const BufferId xs = fresh(p, "xs", {4, 4}), zero = fresh(p, "zero", {4, 4}), zb = fresh(p, "zb", {4}),
+                 bb = fresh(p, "bb", {4, 4}), c = fresh(p, "c", {4, 4}), out = fresh(p, "out", {8, 4});
+  auto& list = body(p);
+  const auto at = &named(p, "t") - list.data();
+  list.erase(list.begin() + at);
+  list.insert(list.begin() + at,
+              {made(k_local_slice, "s", {t0.in[0]}, {xs},
+                    {{"sub_axis", Ints{0, 1, 1}}, {"begin", int64_t{0}}, {"end", int64_t{4}}}),
+               made(k_fill, "z", {}, {zero}, {{"shape", Ints{4, 4}}, {"value", 0.0}, {"dtype", std::string("f32")}}),
+               made(k_fill, "zb", {}, {zb}, {{"shape", Ints{4}}, {"value", 0.0}, {"dtype", std::string("f32")}}),
+               made(k_add, "t.1", {zero, t0.in[1]}, {bb}), made(k_add, "t.2", {xs, zb}, {c}),
+               made(k_add, "t.3", {c, bb}, {c}), made(k_concat, "cat", {c, c}, {out}, {{"axis", int64_t{0}}})});
+  named(p, "fetch.t").in = {out};
+  say("J: rows 0:4 twice", plan);
+}
+
+TEST_CASE("unsound I: exact mode, another order") {
+  Plan plan = sums(true);
+  Program& p = plan.entries[0].programs[0];
+  // ((r + q) + p) + b instead of (p + q) + (r + b)
+  Instruction &u = named(p, "u"), &v = named(p, "v"), &t = named(p, "t");
+  const BufferId own = fresh(p, "own", {8, 4});
+  u.in = {2, 4}, u.out = {own}, v.in = {own, 1}, v.out = {own}, t.in = {own, 6}, t.out = {own};
+  for (Instruction& i : body(p))
+    for (BufferId& id : i.in)
+      if (id == 8) id = own;
+  say("I: another order in exact mode", plan);
+}
+
+TEST_CASE("unsound K: sums in a type that nobody asked for") {
+  for (const DType to : {DType::kBF16, DType::kF16}) {
+    Plan plan = plan_of(small::mlp(8).g, "null:1", "replica(1)",
+                        [](CompileOptions& o) { o.accumulation = 2, o.fusion = false; });
+    Program& p = plan.entries[0].programs[0];
+    for (Buffer& b : p.buffers)
+      if (b.name == "loss.zero" || b.name == "loss.sum") b.dtype = to, b.bytes = 2;
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions)
+        if (has(i.name, "loss.zero")) i.as<work::Kernel>()->attrs["dtype"] = std::string(name_of(to));
+    say("K: the loss is added up in 16 bits", plan);
+  }
+}
+
+TEST_CASE("unsound H: adasum that nobody asked for") {
+  Plan plan = plan_of(small::mlp(8, OptimizerKind::kAdam).g, "null:2", "replica");
+  Program& p = plan.entries[0].programs[0];
+  Instruction& i = named(p, "bucket.0");
+  Instruction alone = i;
+  size_t at = 0;
+  for (size_t k = 0; k < i.in.size(); ++k)
+    if (has(p.buffers[size_t(i.in[k])].name, "loss")) at = k;
+  alone.in = {i.in[at]}, alone.out = {i.out[at]}, alone.name = "alone";
+  i.in.erase(i.in.begin() + long(at)), i.out.erase(i.out.begin() + long(at));
+  auto* c = i.as<work::Collective>();
+  c->op = OpCode::k_adasum, c->weights = {4, 4};
+  put_behind(p, "bucket.0", alone);
+  say("H: adasum", plan);
+}
+
+TEST_CASE("unsound Z: a constant that is no number") {
+  Plan plan = plan_of(small::mlp(8).g, "null:2", "replica", [](CompileOptions& o) { o.fusion = false; });
+  int n = 0;
+  for (Program& p : plan.entries[0].programs)
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions)
+        if (is_op(i, "fill")) {
+          Attr& v = i.as<work::Kernel>()->attrs.at("value");
+          v = std::nan(""), ++n;
+        }
+  say("Z: fills with NaN", plan);
+}
+
+TEST_CASE("unsound X: the box of a random op") {
+  Plan plan = plan_of(small::gpt(6).g, "null:2", "replica", [](CompileOptions& o) { o.fusion = false; });
+  give_own_programs(plan.entries[0]);
+  plan.entries[0].programs.push_back(plan.entries[0].programs[size_t(plan.entries[0].rows[1].program)]);
+  plan.entries[0].rows[1].program = int32_t(plan.entries[0].programs.size()) - 1;
+  say("X undamaged", plan);
+  int n = 0;
+  for (const DeviceRow& row : plan.entries[0].rows) {
+    if (row.samples[0].whole.begin == 0) continue;
+    Program& p = plan.entries[0].programs[size_t(row.program)];
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions)
+        if (auto* k = i.as<work::Kernel>(); k && has_flag(k->op, kRandom) && k->box.batch.present()) {
+          k->box.origin[size_t(k->box.batch.dim)] = row.samples[0].whole.begin, ++n;
+        }
+  }
+  say("X: origin beside samples", plan);
+}
+
+TEST_CASE("unsound L2: a weight is rounded where only gradients are asked to be") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "decay";
+  const TensorId x = m.input("x", {8, 4}), y = m.input("y", {8}, DType::kI32);
+  const TensorId w = m.variable("w", {4, 3});
+  const TensorId mm = m.op(k_matmul, {x, w}, {}, "mm");
+  const TensorId ce = m.op(k_reduce_mean, {m.op(k_cross_entropy, {mm, y}, {}, "ce")}, {}, "mean");
+  const TensorId c = m.op(k_fill, {}, {{"shape", Ints{}}, {"value", 0.01}, {"dtype", std::string("f32")}});
+  const TensorId extra = m.op(k_reduce_sum, {m.op(k_mul, {m.op(k_mul, {w, c}), w})});
+  m.minimize(m.op(k_add, {ce, extra}, {}, "loss"), OptimizerKind::kSgd);
+  Plan plan = plan_of(m.g, "null:1", "replica(1)",
+                      [](CompileOptions& o) { o.gradient_dtype = DType::kBF16, o.fusion = false; });
+  say("L2 undamaged", plan);
+  Program& p = plan.entries[0].programs[0];
+  const BufferId low = fresh(p, "low", {4, 3}, DType::kBF16), back = fresh(p, "back", {4, 3});
+  const BufferId weight = named(p, "mm").in[1];
+  named(p, "mm").in[1] = back;
+  auto& list = body(p);
+  const size_t at = size_t(&named(p, "mm") - list.data());
+  shift(p.segments[0], at, 2);
+  list.insert(list.begin() + long(at), {made(k_cast, "down", {weight}, {low}, {{"dtype", std::string("bf16")}}),
+                                        made(k_cast, "up", {low}, {back}, {{"dtype", std::string("f32")}})});
+  say("L2: matmul of the weight in bf16", plan);
+}
+
+TEST_CASE("unsound E: counted terms that overlap") {
+  using proof::Set, proof::Terms;
+  const auto some = [](int64_t begin, int64_t end) {
+    Terms t;
+    t.add_summand(7, {{{1, 0}, 2, Set::first(1), true}, {{1, 1}, 4, Set(Interval{begin, end}), false}});
+    return t;
+  };
+  Terms t = some(0, 3), half;
+  half.add_summand(7, {{{1, 0}, 2, Set::first(1), true}});
+  CHECK(!(t.join(some(1, 4)) == kNone && t.join(half) == kNone && t.whole()));
+}
