@@ -31,6 +31,8 @@ Held combined(Reference& ref, const Exchange& e) {
     out.region = *region;
     Terms more = v.terms;
     Terms::name_alike(out.terms, more, v.tensor);
+    if (!out.terms.named_as(more))
+      no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, out), describe(ref, v));
     if (const TensorId twice = out.terms.join(more); twice != kNone) {
       if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
       refuse("terms of {} are added twice: member {} has {}, members before it {}", ref.name(twice), m,

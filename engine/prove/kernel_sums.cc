@@ -115,6 +115,8 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   out.terms = sum.terms;
   Terms more = x.terms;
   Terms::name_alike(out.terms, more, x.tensor);
+  if (!out.terms.named_as(more))
+    no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref_, sum), describe(ref_, x));
   if (const TensorId twice = out.terms.join(more); twice != kNone) {
     if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
     refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));

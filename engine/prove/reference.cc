@@ -182,11 +182,19 @@ void Reference::find_gradients() {
     if (has_flag(op.code, kUpdateOp))
       for (const TensorId id : op.inputs)
         if (made_by(id) != kNone && !g_.tensor(id).dims.empty()) left.push_back(root(id));
+  // What the loss is made of is no gradient, whatever it is scaled by.
+  std::unordered_set<TensorId> before_loss;
+  std::vector<TensorId> open{root(g_.training.loss)};
+  while (!open.empty()) {
+    const TensorId id = open.back();
+    open.pop_back();
+    if (id == kNone || !before_loss.insert(id).second || made_by(id) == kNone) continue;
+    for (const TensorId from : g_.op(made_by(id)).inputs) open.push_back(root(from));
+  }
   while (!left.empty()) {
     const TensorId id = left.back();
     left.pop_back();
-    if (made_by(id) == kNone || g_.op(made_by(id)).phase == Phase::kForward || !of_gradients_.insert(id).second)
-      continue;
+    if (made_by(id) == kNone || before_loss.contains(id) || !of_gradients_.insert(id).second) continue;
     const Op& op = g_.op(made_by(id));
     const bool by_numbers = std::all_of(op.inputs.begin() + 1, op.inputs.end(), [&](TensorId other) {
       return other == kNone || g_.tensor(other).dims.empty();

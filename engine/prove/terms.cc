@@ -146,17 +146,22 @@ bool Terms::beside(const Terms& other) {
   return true;
 }
 
+static bool has_none(const std::vector<Summand>& summands) {
+  return !summands.empty() && std::ranges::all_of(summands, [](const Summand& s) { return s.boxes.empty(); });
+}
+
+bool Terms::named_as(const Terms& other) const {
+  return has_none(summands_) || has_none(other.summands_) ||
+         std::ranges::equal(summands_, other.summands_, {}, &Summand::tensor, &Summand::tensor);
+}
+
 TensorId Terms::join(const Terms& other) {
-  const auto nothing = [](const Terms& t) {
-    return !t.summands_.empty() && std::ranges::all_of(t.summands_, [](const Summand& s) { return s.boxes.empty(); });
-  };
-  if (nothing(other)) return kNone;
-  if (nothing(*this)) {
+  if (has_none(other.summands_)) return kNone;
+  if (has_none(summands_)) {
     *this = other;
     return kNone;
   }
-  if (!std::ranges::equal(summands_, other.summands_, {}, &Summand::tensor, &Summand::tensor))
-    return other.summands_.empty() ? kNone : other.summands_[0].tensor;
+  if (!named_as(other)) return other.summands_.empty() ? kNone : other.summands_[0].tensor;
   return join_some(other);
 }
 

@@ -57,8 +57,9 @@ class Terms {
   std::optional<Terms> times(const Terms& other) const;
   // Beside terms of other summands; "": done, else what both have and how it differs.
   bool beside(const Terms& other);
-  // Terms of the same sum, which both name alike: returns a summand that both have some of, or that one does not name
-  // (then nothing is right), or kNone.
+  // Are they of the same summands? Those of a sum and those of a summand of it cannot be told apart.
+  bool named_as(const Terms& other) const;
+  // Terms of the same sum, named as these: returns a summand that both have some of (then nothing is right), or kNone.
   TensorId join(const Terms& other);
   // Likewise, where `other` are terms of some summands of this sum: the rest of them is still missing.
   TensorId join_some(const Terms& other);
