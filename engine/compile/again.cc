@@ -7,7 +7,7 @@
 #include "compile/passes.h"
 #include "compile/prepare.h"
 #include "compile/remedies.h"
-#include "compile/unlike_check.h"
+#include "compile/proof_check.h"
 #include "grad/passes.h"
 #include "report/fit.h"
 
@@ -66,7 +66,7 @@ Entry entry_for(const Plan& plan, std::string_view name, int64_t batch) {
   const auto indices = indices_of_inputs(again.whole);
   const ShardedGraph shardings = lay_out_again(std::move(again), plan, name, batch);
   Entry entry = passes.make_entry(shardings, indices, std::string(name), plan.variables, nullptr);
-  if (has_unlike_replicas(plan)) check_unlike(plan, entry);
+  check_proof(plan, entry);
   return entry;
 }
 

@@ -15,7 +15,7 @@
 #include "compile/prepare.h"
 #include "compile/remedies.h"
 #include "compile/rooms.h"
-#include "compile/unlike_check.h"
+#include "compile/proof_check.h"
 #include "grad/passes.h"
 #include "plan/limits.h"
 #include "report/fit.h"
@@ -218,8 +218,7 @@ Plan compile(const Graph& graph, const std::vector<DeviceSpec>& devices, const C
       for (const int64_t batch : options.train_batches) add_entry(plan, "train", batch, graph, with);
       for (const int64_t batch : options.eval_batches) add_entry(plan, "eval", batch, graph, with);
       if (plan.entries.size() > own) check_limits(plan), verify(plan);
-      if (unlike)
-        for (const Entry& entry : plan.entries) check_unlike(plan, entry);
+      for (const Entry& entry : plan.entries) check_proof(plan, entry);
       return plan;
     } catch (const Error& e) {
       if (!unlike || e.code() != Code::kInternal) throw;

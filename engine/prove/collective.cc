@@ -1,46 +1,30 @@
 #include "prove/collective.h"
 
-#include "prove/kernel.h"
+#include "prove/sum.h"
 
 namespace whale::proof {
 namespace {
 
 // All terms of all members.
-Held combined(Reference& ref, const Exchange& e) {
-  Held first;
-  Value out;
-  for (size_t m = 0; m < e.in.size(); ++m) {
-    const Value& v = *e.in[m];
+Held combined(const Reference& ref, const Exchange& e) {
+  const Held* first = nullptr;
+  std::optional<Value> out;
+  for (const Held& held : e.in) {
+    const Value& v = *held;
     if (const double* c = ref.constant(v.tensor); c && is_neutral(name_of(e.work->combine), *c)) continue;
-    if (!first) {
-      first = e.in[m], out = v;
-      if (!v.terms.whole() && v.combine != e.work->combine)
-        refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
-               name_of(e.work->combine));
-      continue;
-    }
-    if (v.tensor != first->tensor || !same(v.region, first->region) || v.dtype != first->dtype)
-      refuse("member {} has {}, member 0 has {}", m, describe(ref, v), describe(ref, *first));
-    if (v.terms.whole() || out.terms.whole())
-      refuse("{} is added to {}: one of them has all terms already", describe(ref, v), describe(ref, out));
-    if (v.combine != e.work->combine)
+    if (!v.terms.whole() && v.combine != e.work->combine)
       refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
              name_of(e.work->combine));
-    const auto region = known(out.region, v.region);
-    if (!region) no_rule("a sum of {} and {}", describe(ref, out), describe(ref, v));
-    out.region = *region;
-    Terms more = v.terms;
-    Terms::name_alike(out.terms, more, v.tensor);
-    if (!out.terms.named_as(more))
-      no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, out), describe(ref, v));
-    if (const TensorId twice = out.terms.join(more); twice != kNone) {
-      if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
-      refuse("terms of {} are added twice: member {} has {}, members before it {}", ref.name(twice), m,
-             describe(ref, v), describe(ref, out));
+    if (!out) {
+      first = &held, out = v;
+      continue;
     }
+    if (v.dtype != out->dtype)
+      refuse("{} is {}, and {} is {}", describe(ref, v), name_of(v.dtype), describe(ref, **first), name_of(out->dtype));
+    out = with_terms(ref, *out, v);
   }
-  if (!first) return e.in[0];
-  return std::make_shared<const Value>(std::move(out));
+  if (!out) return e.in[0];
+  return std::make_shared<const Value>(std::move(*out));
 }
 
 Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {

@@ -10,21 +10,6 @@
 namespace whale::proof {
 namespace {
 
-std::string text_of(const Reference& ref, const Terms& terms) {
-  std::string out;
-  for (const Summand& s : terms.summands()) {
-    out += out.empty() ? "" : " and ";
-    out += "of " + ref.name(s.tensor) + ":";
-    for (const TermBox& box : s.boxes) {
-      std::string each;
-      for (const FactorSet& f : box)
-        each += fmt::format("{}{} {}", each.empty() ? "" : " x ", ref.graph().op(f.key.op).name, to_string(f.set));
-      out += " " + (each.empty() ? "all" : each);
-    }
-  }
-  return out;
-}
-
 // Ops that combine two values as collectives combine many.
 constexpr std::pair<OpCode, Combine> kPairs[] = {{OpCode::k_add, Combine::kSum},
                                                  {OpCode::k_maximum, Combine::kMax},
@@ -50,13 +35,6 @@ bool is_of_plans(OpCode code) {
 
 }  // namespace
 
-std::string describe(const Reference& ref, const Value& v) {
-  std::string out = ref.name(v.tensor);
-  if (!v.region.is_whole()) out += " " + to_string(v.region);
-  if (!v.terms.whole()) out += fmt::format(" with terms {}", text_of(ref, v.terms));
-  return out;
-}
-
 std::vector<Value> Kernels::run(const KernelCall& call) {
   const OpDef& d = def(call.code);
   const bool updates_many = d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic;
@@ -68,6 +46,9 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     const std::string& combine = attr_string(call.attrs, "combine");
     return accumulate(call, combine.empty() ? "sum" : combine);
   }
+  if (!call.in.empty() && call.in[0].value && !call.in[0].value->terms.whole() &&
+      call.in[0].value->combine == Joining(call.code))
+    return merge(call);
   if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
   if (call.code == OpCode::k_cast)
     if (auto made = cast(call)) return {std::move(*made)};

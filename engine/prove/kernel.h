@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "prove/reference.h"
+#include "prove/sum.h"
 #include "prove/tree.h"
 #include "prove/value.h"
 
@@ -62,6 +63,9 @@ class Kernels {
   std::vector<Value> updates(const KernelCall& call);
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
   std::vector<Value> accumulate(const KernelCall& call, std::string_view combine);
+  // Two pieces of what a factor of kind kStream reads.
+  std::vector<Value> merge(const KernelCall& call);
+  void check_lines(const KernelCall& call, const Factors& factors) const;
   std::vector<Value> slice(const KernelCall& call);
   std::optional<Value> cast(const KernelCall& call);
   bool is_asked_sum(const Value& value) const;  // a gradient in a type that an option asks for
@@ -90,7 +94,5 @@ class Kernels {
   std::map<std::pair<OpId, bool>, Shape> shapes_;
   std::set<std::string> exemptions_;
 };
-
-std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
 
 }  // namespace whale::proof

@@ -304,7 +304,10 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       case FactorKind::kLookup:
         if (d.any && list[f].kind == FactorKind::kLookup) no_rule("{} looks up any of {}", op.name, list[f].name);
         break;
-      case FactorKind::kStream: no_rule("{} is computed piece by piece along {}", op.name, list[f].name);
+      case FactorKind::kStream:
+        if (d.any || d.set.runs().size() != 1)
+          no_rule("{} reads {} of {} at once", op.name, to_string(d.set), list[f].name);
+        break;
       default: refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
     }
     for (const Interval& run : d.set.runs())
@@ -349,7 +352,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
 
   // Terms that operands do not have.
   Terms terms;
-  Combine combine = Combine::kSum;
+  Joining combine;
   if (!partial.empty()) {
     combine = call.in[partial[0]].value->combine;
     const auto holds = [&](const std::vector<int>& set) {
@@ -382,16 +385,19 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
   }
 
   // What each result is.
+  const bool streams = std::ranges::any_of(cut, [&](size_t f) { return list[f].kind == FactorKind::kStream; });
   std::vector<Value> out;
   for (size_t o = 0; o < call.out.size(); ++o) {
     const Tensor& whole = ref_.tensor(op.outputs[o]);
     // Parts of a sum may be wider than the sum, which is rounded when all are there.
-    const bool wide = call.out[o].dtype == accumulate_dtype(whole.dtype) && (!cut.empty() || !partial.empty()) &&
-                      attr_string(call.attrs, "out_dtype") == name_of(call.out[o].dtype);
+    const bool wide = call.out[o].dtype == accumulate_dtype(whole.dtype) &&
+                      (streams || ((!cut.empty() || !partial.empty()) &&
+                                   attr_string(call.attrs, "out_dtype") == name_of(call.out[o].dtype)));
     if (call.out[o].dtype != whole.dtype && !wide)
       refuse("it makes {} in {}; {} of the one-device program in {}", whole.name, name_of(call.out[o].dtype), op.name,
              name_of(whole.dtype));
-    if (call.out[o].dtype != whole.dtype) exemptions_.insert("parts of products are added up in f32 and rounded once");
+    if (call.out[o].dtype != whole.dtype && !streams)
+      exemptions_.insert("parts of products are added up in f32 and rounded once");
     Value v{.tensor = ref_.root(op.outputs[o]), .dtype = call.out[o].dtype};
     const Layout& layout = shape.out[o];
     std::vector<Digit> digits;
@@ -415,7 +421,9 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     v.terms.rename(v.tensor);
     TermBox mine;
     for (const size_t f : cut) {
-      if (o >= list[f].partial.size() || !list[f].partial[o]) continue;
+      const bool streamed =
+          list[f].kind == FactorKind::kStream && (o >= list[f].outputs.size() || !list[f].outputs[o].present());
+      if (!streamed && (o >= list[f].partial.size() || !list[f].partial[o])) continue;
       FactorSet terms_of{{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set, sets[f].any};
       if (list[f].group.rows && group_of(list, o, false) == static_cast<int>(f)) {
         // Those of its own rows are all that there are.
@@ -426,7 +434,8 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
         if (terms_of.set.is_first(terms_of.extent)) continue;
       }
       mine.push_back(std::move(terms_of));
-      const Combine how = list[f].combine_of(o);
+      const bool merges = streamed && list[f].merge != OpCode{};
+      const Joining how = merges ? Joining(list[f].merge) : Joining(list[f].combine_of(o));
       if ((mine.size() > 1 || !terms.whole()) && how != v.combine) no_rule("{} combines in two ways", op.name);
       v.combine = how;
     }
@@ -502,6 +511,7 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
   }
   for (size_t f = 0; f < sets.size(); ++f) {
     const Factor& factor = shape.factors->list[f];
+    if (factor.kind == FactorKind::kStream && !sets[f].whole()) wanted[factor.piece_attr] = factor.extent;
     for (const char* name : factor.size_attrs) {
       if (sets[f].whole())
         also[name] = factor.extent;

@@ -99,29 +99,78 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
     return {out};
   }
   if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
-  if (sum.tensor != x.tensor) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
-  if (!same(sum.region, x.region)) refuse("it adds {} to {}", describe(ref_, x), describe(ref_, sum));
-  if (sum.terms.whole() || x.terms.whole())
-    refuse("it adds {} to {}: one of them is the whole sum already", describe(ref_, x), describe(ref_, sum));
-  if (sum.combine != x.combine || combine != name_of(x.combine))
+  if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
+  Value both = with_terms(ref_, sum, x);
   const Tree::Said said = tree_.said_of(sum.terms, x.terms);
   if (!said.fault.empty())
     refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
   if (said.unknown) exempt_order(x.tensor);
-  const auto region = known(sum.region, x.region);
-  if (!region) no_rule("a sum of {} and {}", describe(ref_, sum), describe(ref_, x));
-  out.region = *region;
-  out.terms = sum.terms;
-  Terms more = x.terms;
-  Terms::name_alike(out.terms, more, x.tensor);
-  if (!out.terms.named_as(more))
-    no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref_, sum), describe(ref_, x));
-  if (const TensorId twice = out.terms.join(more); twice != kNone) {
-    if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
-    refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
+  return {both};
+}
+
+// Two pieces of what is read piece by piece, each with the results of its own keys: lines of them that belong together.
+std::vector<Value> Kernels::merge(const KernelCall& call) {
+  const size_t n = call.out.size();
+  if (call.in.size() != 2 * n) refuse("it merges {} operands to {} results", call.in.size(), n);
+  const TermBox& terms = call.in[0].value->terms.summands()[0].boxes.at(0);
+  const Op& op = ref_.graph().op(terms.at(0).key.op);
+  OpView whole{call.code, &call.attrs, {}, {}, {}};
+  for (size_t i = 0; i < call.in.size(); ++i) {
+    const Operand& x = call.in[i];
+    const size_t o = i % n;
+    if (!x.value || x.value->terms.whole() || x.value->combine != Joining(call.code) || o >= op.outputs.size() ||
+        x.value->tensor != ref_.root(op.outputs[o]))
+      refuse("it merges {}, where a piece of result {} of {} is expected",
+             x.value ? describe(ref_, *x.value) : "nothing", o, op.name);
+    if (!(x.value->terms.summands()[0].boxes == call.in[i - o].value->terms.summands()[0].boxes))
+      refuse("it merges {} beside {}", describe(ref_, *x.value), describe(ref_, *call.in[i - o].value));
+    whole.present.push_back(true);
+    whole.inputs.push_back({x.value->dtype, ref_.tensor(x.value->tensor).dims});
   }
-  return {out};
+  check_lines(call, def(call.code).factors(whole));
+  std::vector<Value> out;
+  for (size_t o = 0; o < n; ++o) {
+    out.push_back(with_terms(ref_, *call.in[o].value, *call.in[o + n].value));
+    Value& made = out.back();
+    const DType own = ref_.tensor(made.tensor).dtype, to = call.out[o].dtype;
+    if (made.dtype != accumulate_dtype(own) || call.in[o + n].value->dtype != made.dtype ||
+        (to != made.dtype && (to != own || !made.terms.whole())))
+      refuse("it makes {} in {}", describe(ref_, made), name_of(to));
+    made.dtype = to;
+    if (tree_.asked()) exempt("but for what is read piece by piece, of which the order is not known");
+  }
+  return out;
+}
+
+// Operands hold the same positions of each factor, and the rest as a whole.
+void Kernels::check_lines(const KernelCall& call, const Factors& factors) const {
+  std::vector<std::vector<Digit>> digits;
+  for (const Operand& x : call.in) {
+    const Dims& dims = ref_.tensor(x.value->tensor).dims;
+    const auto in = x.value->region.in(dims);
+    if (!in || x.local.size() != dims.size()) no_rule("{} of {}", to_string(x.value->region), to_string(dims));
+    digits.push_back(in->digits());
+    for (size_t d = 0; d < dims.size(); ++d)
+      if (digits.back()[d].set.size() != x.local[d])
+        refuse("it reads {} as {}", describe(ref_, *x.value), to_string(x.local));
+  }
+  std::vector<std::vector<bool>> cut;
+  for (const auto& of : digits) cut.emplace_back(of.size());
+  for (const Factor& f : factors.list)
+    for (size_t i = 0; i < digits.size(); ++i) {
+      const SubAxis& at = f.inputs.at(i);
+      if (!at.present() || at.outer != 1 || at.inner != 1) no_rule("{} of {}", f.name, call.name);
+      const auto &mine = digits[i][static_cast<size_t>(at.dim)],
+                 &first = digits[0][static_cast<size_t>(f.inputs[0].dim)];
+      if (!(mine == first))
+        refuse("operand {} has {} of {}, operand 0 {}", i, to_string(mine.set), f.name, to_string(first.set));
+      cut[i][static_cast<size_t>(at.dim)] = true;
+    }
+  for (size_t i = 0; i < digits.size(); ++i)
+    for (size_t d = 0; d < digits[i].size(); ++d)
+      if (!cut[i][d] && !digits[i][d].whole())
+        refuse("operand {} is {}, and all of dimension {} is needed", i, describe(ref_, *call.in[i].value), d);
 }
 
 // The program adds these two in another order: a part of the smallest sum that has both.

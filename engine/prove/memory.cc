@@ -13,12 +13,15 @@ Place place_of(const Program& program, BufferId id, int32_t version) {
   return {storage.space, storage.begin + b.at, b.bytes};
 }
 
-// [from, from + bytes) of a range that begins at `begin`; null: it begins or ends within an element, or no box is
-// there.
-Held Memory::part(const Range& range, int64_t begin, int64_t from, int64_t bytes) {
+bool Memory::Range::whole(int64_t begin) const {
+  return begin == origin && end - begin == value->region.size() * static_cast<int64_t>(size_of(value->dtype));
+}
+
+// [from, from + bytes) of a value; null: they begin or end within an element, or no box is there.
+Held Memory::part(const Range& range, int64_t from, int64_t bytes) {
   const auto size = static_cast<int64_t>(size_of(range.value->dtype));
-  if ((from - begin) % size || bytes % size) return nullptr;
-  const auto region = range.value->region.run((from - begin) / size, bytes / size);
+  if ((from - range.origin) % size || bytes % size) return nullptr;
+  const auto region = range.value->region.run((from - range.origin) / size, bytes / size);
   if (!region) return nullptr;
   Value out = *range.value;
   out.region = *region, out.before = nullptr;
@@ -38,13 +41,10 @@ void Memory::write(const Place& place, Held value) {
     const int64_t begin = at->first;
     const Range old = at->second;
     at = ranges.erase(at);
-    const auto keep = [&](int64_t from, int64_t to) {
-      if (Held rest = part(old, begin, from, to - from)) ranges.emplace(from, Range{to, std::move(rest)});
-    };
-    if (begin < place.begin) keep(begin, place.begin);
-    if (old.end > end) keep(end, old.end);
+    if (begin < place.begin) ranges.emplace(begin, Range{place.begin, old.origin, old.value});
+    if (old.end > end) ranges.emplace(end, old);
   }
-  ranges[place.begin] = {end, std::move(value)};
+  ranges[place.begin] = {end, place.begin, std::move(value)};
 }
 
 std::vector<Memory::Part> Memory::parts(const Place& place) const {
@@ -59,9 +59,11 @@ std::vector<Memory::Part> Memory::parts(const Place& place) const {
   for (int64_t from = place.begin; from < end; ++at) {
     if (at == ranges.end() || at->first > from || at->second.end <= from) return {};
     const int64_t to = std::min(end, at->second.end);
-    Held value =
-        from == at->first && to == at->second.end ? at->second.value : part(at->second, at->first, from, to - from);
-    if (!value) no_rule("bytes {} to {} of what holds {}", from, to, to_string(at->second.value->region));
+    const Range& range = at->second;
+    const bool whole = range.whole(at->first);
+    Held value = whole && from == at->first && to == range.end ? range.value : part(range, from, to - from);
+    if (!value && !whole) return {};  // what is left of something
+    if (!value) no_rule("bytes {} to {} of what holds {}", from, to, to_string(range.value->region));
     out.push_back({to - from, std::move(value)});
     from = to;
   }
@@ -72,7 +74,8 @@ Held Memory::whole(const Place& place) const {
   const auto found = spaces_.find(place.space);
   if (found == spaces_.end()) return nullptr;
   const auto at = found->second.find(place.begin);
-  return at != found->second.end() && at->second.end == place.begin + place.bytes ? at->second.value : nullptr;
+  if (at == found->second.end() || at->second.end != place.begin + place.bytes) return nullptr;
+  return at->second.whole(place.begin) ? at->second.value : part(at->second, place.begin, place.bytes);
 }
 
 void Memory::replace(const Place& place, const std::function<Held(const Held&)>& now) {

@@ -35,12 +35,14 @@ class Memory {
   void replace(const Place& place, const std::function<Held(const Held&)>& now);
 
  private:
+  // Of a value that lies from `origin` on, all of it or what is left.
   struct Range {
-    int64_t end = 0;
+    int64_t end = 0, origin = 0;
     Held value;
+    bool whole(int64_t begin) const;
   };
   using Ranges = std::map<int64_t, Range>;  // by begin
-  static Held part(const Range& range, int64_t begin, int64_t from, int64_t bytes);
+  static Held part(const Range& range, int64_t from, int64_t bytes);
   std::unordered_map<int32_t, Ranges> spaces_;
 };
 

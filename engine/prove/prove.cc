@@ -4,6 +4,8 @@
 #include <stdexcept>
 
 #include "base/watch.h"
+#include "prove/meetings.h"
+#include "prove/races.h"
 #include "prove/walk.h"
 
 namespace whale {
@@ -60,9 +62,22 @@ std::string statement(const Plan& plan, const Entry& entry, const std::set<std::
   return out;
 }
 
+// What is wrong with the order of the instructions.
+std::optional<Stopped> order_of(const Plan& plan, const Entry& entry, const Symmetry& symmetry) {
+  std::vector<bool> seen(entry.programs.size());
+  for (const DeviceRow& row : entry.rows) {
+    const auto number = static_cast<size_t>(row.program);
+    if (seen[number] || !symmetry.walked(row.device)) continue;
+    seen[number] = true;
+    if (auto race = proof::race_of(entry.programs[number], row.device)) return race;
+  }
+  return proof::standstill_of(plan, entry, symmetry);
+}
+
 void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry) {
   Walk walk(plan, entry, reference, symmetry);
-  auto stopped = walk.run();
+  auto stopped = order_of(plan, entry, symmetry);
+  if (!stopped) stopped = walk.run();
   out.walked = walk.walked();
   if (stopped) {
     fill(out, plan, walk, reference, std::move(*stopped));

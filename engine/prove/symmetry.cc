@@ -3,34 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <numeric>
-#include <set>
-#include <tuple>
 
-#include "plan/lives.h"
 #include "plan/part.h"
+#include "prove/flow.h"
 
 namespace whale::proof {
-
-Runs::Runs(const std::vector<bool>& joined) {
-  const auto n = static_cast<int64_t>(joined.size());
-  for (int64_t p = 0; p < n; ++p) begins_.push_back(p > 0 && joined[static_cast<size_t>(p)] ? begins_.back() : p);
-  lasts_.resize(begins_.size());
-  for (int64_t p = n; p-- > 0;) {
-    const bool same = p + 1 < n && begin(p + 1) == begin(p);
-    lasts_[static_cast<size_t>(p)] = same ? last(p + 1) : p;
-  }
-}
-
-int64_t Runs::stands_for(int64_t p) const {
-  if (!long_at(p)) return 1;
-  if (p == begin(p) || p == last(p)) return 1;
-  return p == begin(p) + 1 ? last(p) - begin(p) - 1 : 0;
-}
-
-void Runs::split(int64_t begin, int64_t last) {
-  for (int64_t p = begin; p <= last; ++p) begins_[static_cast<size_t>(p)] = lasts_[static_cast<size_t>(p)] = p;
-}
 
 namespace {
 
@@ -89,120 +66,25 @@ std::vector<Runs> runs_of_axes(const Plan& plan, const Entry& entry, Symmetry::S
   return out;
 }
 
-// Of each segment a number: those that share buffers of several versions have the same.
-std::vector<size_t> sharers_of(const Program& program) {
-  std::vector<size_t> of(program.segments.size());
-  std::iota(of.begin(), of.end(), size_t{0});
-  std::map<BufferId, size_t> first;  // by storage
-  const auto use = [&](BufferId id, size_t segment) {
-    if (id == kNone) return;
-    id = storage_of(program, id);
-    if (program.buffers[static_cast<size_t>(id)].versions == 1) return;
-    const auto [at, is_new] = first.try_emplace(id, of[segment]);
-    if (!is_new) std::ranges::replace(of, size_t{of[segment]}, size_t{of[at->second]});
-  };
-  for (size_t s = 0; s < program.segments.size(); ++s)
-    for (const Instruction& i : program.segments[s].instructions) {
-      for (const BufferId id : i.in) use(id, s);
-      for (const BufferId id : i.out) use(id, s);
-    }
-  return of;
-}
-
-// What a program does with each micro-batch: segments in their order, and which of them work on one version.
-using Rounds = std::map<int32_t, std::vector<std::pair<int32_t, int32_t>>>;
-
-Rounds rounds_of(const Program& program) {
-  const std::vector<size_t> sharers = sharers_of(program);
-  Rounds out;
+// The segments that a program runs for each micro-batch, in their order.
+std::map<int32_t, Ints> rounds_of(const Program& program) {
+  std::map<int32_t, Ints> out;
   for (const ScheduleRow& row : program.schedule)
-    if (!row.whole) out[row.micro_batch].emplace_back(row.segment, row.version);
-  for (auto& [_, rows] : out) {
-    std::map<size_t, std::map<int32_t, int32_t>> names;  // of versions, by sharers
-    for (auto& [segment, version] : rows) {
-      auto& mine = names[sharers[static_cast<size_t>(segment)]];
-      version = mine.emplace(version, static_cast<int32_t>(mine.size())).first->second;
-    }
-  }
+    if (!row.whole) out[row.micro_batch].push_back(row.segment);
   return out;
 }
 
-// Do the rows with one version of something belong to one micro-batch after the other?
-bool has_versions_in_turn(const Program& program) {
-  const std::vector<size_t> sharers = sharers_of(program);
-  struct Seen {
-    int32_t last = kNone;
-    std::set<int32_t> before = {};
-  };
-  std::map<std::pair<size_t, int32_t>, Seen> seen;  // by number and version
-  for (const ScheduleRow& row : program.schedule) {
-    if (row.whole) continue;
-    Seen& s = seen[{sharers[static_cast<size_t>(row.segment)], row.version}];
-    if (row.micro_batch == s.last) continue;
-    if (!s.before.insert(row.micro_batch).second) return false;
-    s.last = row.micro_batch;
-  }
-  return true;
-}
-
-// Which micro-batches a program's rows with something (by number: of a group, of an end of a link) belong to, in order.
-template <class Of>
-std::map<int32_t, std::vector<int32_t>> micro_batches_with(const Program& program, Of of) {
-  std::vector<std::vector<int32_t>> in_segment;
-  for (const Segment& s : program.segments) {
-    in_segment.emplace_back();
-    for (const Instruction& i : s.instructions)
-      if (const int32_t what = of(i); what != kNone) in_segment.back().push_back(what);
-    std::vector<int32_t>& mine = in_segment.back();
-    std::ranges::sort(mine);
-    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
-  }
-  std::map<int32_t, std::vector<int32_t>> out;
-  for (const ScheduleRow& row : program.schedule)
-    for (const int32_t what : in_segment[static_cast<size_t>(row.segment)])
-      out[what].push_back(row.whole ? kNone : row.micro_batch);
-  return out;
-}
-
-// Whoever works together does so for one micro-batch after the other in the same order.
-bool meets_in_order(const Plan& plan, const Entry& entry) {
-  std::vector<std::map<int32_t, std::vector<int32_t>>> of_groups, of_links;
-  for (const Program& p : entry.programs) {
-    of_groups.push_back(micro_batches_with(p, [](const Instruction& i) { return i.group(); }));
-    of_links.push_back(micro_batches_with(p, [](const Instruction& i) { return i.link(); }));
-  }
-  const auto program_of = [&](int32_t device) {
-    return static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program);
-  };
-  for (size_t g = 0; g < plan.groups.size(); ++g)
-    for (const auto& part : plan.groups[g].parts)
-      for (const int32_t d : part) {
-        auto &first = of_groups[program_of(part[0])], &mine = of_groups[program_of(d)];
-        if (&first != &mine && first[static_cast<int32_t>(g)] != mine[static_cast<int32_t>(g)]) return false;
-      }
-  for (size_t l = 0; l < entry.links.size(); ++l)
-    for (const Transfer& t : entry.links[l].transfers) {
-      auto &from = of_links[program_of(t.from)][static_cast<int32_t>(l)],
-           &to = of_links[program_of(t.to)][static_cast<int32_t>(l)];
-      if (&from != &to && from != to) return false;
-    }
-  return true;
-}
-
-Runs runs_of_micro_batches(const Plan& plan, const Entry& entry, Symmetry::Sought sought) {
+Runs runs_of_micro_batches(const Entry& entry, Symmetry::Sought sought) {
   int64_t n = 1;
   for (const Program& p : entry.programs)
     for (const ScheduleRow& row : p.schedule) n = std::max<int64_t>(n, row.micro_batch + 1);
   std::vector<bool> joined(static_cast<size_t>(n), sought == Symmetry::Sought::kYes && n > 3);
-  if (n > 3 && joined.back()) {
-    const bool regular = std::ranges::all_of(entry.programs, has_versions_in_turn) && meets_in_order(plan, entry);
-    if (!regular) joined.assign(joined.size(), false);
+  if (joined.back())
     for (const Program& p : entry.programs) {
-      Rounds rounds = rounds_of(p);
+      std::map<int32_t, Ints> rounds = rounds_of(p);
       for (int32_t u = 1; u < n; ++u)
         if (joined[static_cast<size_t>(u)] && rounds[u] != rounds[u - 1]) joined[static_cast<size_t>(u)] = false;
     }
-  }
   Runs out(joined);
   for (const DeviceRow& row : entry.rows)
     for (const SampleCut& cut : row.samples)
@@ -214,6 +96,8 @@ Runs runs_of_micro_batches(const Plan& plan, const Entry& entry, Symmetry::Sough
              !even(all[static_cast<size_t>(b)], all[static_cast<size_t>(b + 1)], all[static_cast<size_t>(u)], u - b)))
           out.split(b, out.last(u));
       }
+  const auto flows = [&](const Program& p) { return flows_evenly(p, out); };
+  if (out.any_long() && !std::ranges::all_of(entry.programs, flows)) out.split(0, n - 1);
   return out;
 }
 
@@ -322,16 +206,11 @@ Symmetry::Symmetry(const Plan& plan, const Entry& entry, Sought sought)
     : plan_(plan),
       entry_(entry),
       axes_(runs_of_axes(plan, entry, sought)),
-      micro_batches_(runs_of_micro_batches(plan, entry, sought)),
+      micro_batches_(runs_of_micro_batches(entry, sought)),
       devices_(entry.rows.size(), 1) {
   for (size_t a = 0; a < axes_.size(); ++a) {
     Runs& runs = axes_[a];
-    const auto any_long = [&] {
-      for (int64_t c = 0; c < runs.size(); ++c)
-        if (runs.long_at(c)) return true;
-      return false;
-    };
-    if (!any_long()) continue;
+    if (!runs.any_long()) continue;
     const Regular regular(*this, a);
     if (!regular.links()) runs.split(0, runs.size() - 1);
     for (const DeviceRow& row : entry.rows) {
@@ -365,9 +244,7 @@ Symmetry::Line Symmetry::line(int32_t device) const {
 
 bool Symmetry::found() const {
   if (std::ranges::any_of(devices_, [](int64_t n) { return n != 1; })) return true;
-  for (int64_t u = 0; u < micro_batches_.size(); ++u)
-    if (micro_batches_.stands_for(u) != 1) return true;
-  return false;
+  return micro_batches_.any_long();
 }
 
 }  // namespace whale::proof

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "ir/dtype.h"
 #include "base/format.h"
@@ -11,12 +12,23 @@
 
 namespace whale::proof {
 
+// How terms become the sum: as collectives combine, or by an op of their own (Factor::merge).
+struct Joining {
+  Combine combine = Combine::kSum;
+  OpCode merge{};
+  Joining() = default;
+  Joining(Combine by) : combine(by) {}  // NOLINT(google-explicit-constructor)
+  explicit Joining(OpCode by) : merge(by) {}
+  friend bool operator==(const Joining&, const Joining&) = default;
+};
+std::string_view name_of(const Joining& joining);
+
 struct Value {
   TensorId tensor = kNone;  // a root of the one-device program
   DType dtype = DType::kF32;
   Region region = {};
   Terms terms = {};                                 // not whole: what it has of a sum
-  Combine combine = Combine::kSum;                  // of terms that are not whole
+  Joining combine = {};                             // of terms that are not whole
   int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
   // What the same instruction put there one micro-batch before, or before those that are left out.
   std::shared_ptr<const Value> before = nullptr;

@@ -6,6 +6,7 @@
 #include "plan/lives.h"
 #include "plan/part.h"
 #include "plan/placed.h"
+#include "prove/outputs.h"
 
 namespace whale::proof {
 namespace {
@@ -37,25 +38,11 @@ Region fitted(const Region& region, const Dims& local) {
   return Region(std::move(digits));
 }
 
-// As the run time does it (engine/run/handed_over).
-bool hands_over(const DeviceRow& row, const PlanOutput& output) {
-  if (output.mesh != row.mesh && output.mesh != kNone) return false;
-  for (size_t a = 0; a < row.coordinates.size(); ++a)
-    if (row.coordinates[a] != 0 && !(a < output.cut_by.size() && output.cut_by[a])) return false;
-  return true;
-}
-
 std::vector<DType> sum_dtypes_of(const PlanOptions& options) {
   std::vector<DType> out;
   for (const auto& dtype : {options.gradient_dtype, options.accumulate_dtype})
     if (dtype) out.push_back(*dtype);
   return out;
-}
-
-bool has_gaps(const Runs& runs) {
-  for (int64_t u = 0; u < runs.size(); ++u)
-    if (runs.long_at(u)) return true;
-  return false;
 }
 
 }  // namespace
@@ -65,10 +52,9 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
       entry_(entry),
       ref_(reference),
       symmetry_(symmetry),
-      gaps_(has_gaps(symmetry.micro_batches())),
+      gaps_(symmetry.micro_batches().any_long()),
       tree_(reference, entry, plan.options.exact),
-      kernels_(reference, sum_dtypes_of(plan.options), tree_),
-      fetched_(entry.outputs.size()) {
+      kernels_(reference, sum_dtypes_of(plan.options), tree_) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
     for (size_t p = 0; p < g.parts.size(); ++p)
@@ -187,12 +173,18 @@ void Walk::write(Device& d, BufferId id, Value value) {
   const Buffer& b = buffer(d, id);
   if (element_count(b.dims) == 0) return;
   if (b.kind == BufferKind::kStep) refuse("it writes {}, which is given", b.name);
+  check_decided(d, b);
   if (value.dtype != b.dtype)
     refuse("it writes {} as {}, and makes {}", b.name, name_of(b.dtype), name_of(value.dtype));
   if (value.region.size() != element_count(b.dims))
     refuse("it writes {} as {}, and makes {}", b.name, to_string(b.dims), describe(ref_, value));
   value.region = fitted(value.region, b.dims);
   put(d, place_of(d.program, id, now(d).version), std::move(value));
+}
+
+void Walk::check_decided(const Device& d, const Buffer& b) {
+  if (b.kind == BufferKind::kVariable && !d.committed)
+    refuse("it writes {} before the step is decided: a commit has to come first", b.name);
 }
 
 void Walk::put(Device& d, const Place& place, Value value) {
@@ -293,9 +285,11 @@ bool Walk::step(Device& d) {
       const Held loss = read(d, i.in.at(0));
       if (loss->tensor != ref_.root(ref_.output("loss")) || !loss->terms.whole())
         refuse("expected the loss of the whole batch, found {}", describe(ref_, *loss));
+      if (d.committed) refuse("it votes when the step is decided");
+      voted_ = true;
       break;
     }
-    case InstructionKind::kCommit: break;
+    case InstructionKind::kCommit: d.committed = true; break;
   }
   ++walked_;
   ++d.at.instruction;
@@ -415,16 +409,7 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
   if (ref_.tensor(id).dims != port.dims || value->dtype != port.dtype)
     refuse("output {} is {} of {}, handed out as {} of {}", port.name, to_string(ref_.tensor(id).dims),
            name_of(value->dtype), to_string(port.dims), name_of(port.dtype));
-  std::vector<SubAxisCut> cuts;
-  if (!port.parts.axes.empty())
-    cuts = cuts_of(port.dims, port.parts, plan_.meshes[static_cast<size_t>(port.mesh)].axes, d.row->coordinates);
-  if (port.merge == OutputMerge::kConcat && port.batch_dim >= 0) {
-    const SampleCut& cut = d.row->samples.at(static_cast<size_t>(f.samples));
-    const Interval range = f.whole_batch ? cut.whole : samples(d, f.samples);
-    const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry_.batch;
-    cuts.push_back({SubAxis{port.batch_dim, 1, inner}, entry_.batch, range});
-  }
-  const Region wanted = region_of(port.dims, part_of(port.dims, cuts));
+  const Region wanted = region_of(port.dims, part_of(port.dims, handed_over(plan_, entry_, *d.row, now(d), f)));
   const auto found = value->region.in(port.dims);
   const bool right = value->tensor == ref_.root(id) && value->terms.whole() && found && same(*found, wanted);
   if (!right) {
@@ -432,8 +417,6 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
     expected.region = wanted;
     refuse("output {}: expected {}, found {}", port.name, describe(ref_, expected), describe(ref_, *value));
   }
-  const int64_t of_rows = now(d).whole ? 1 : symmetry_.micro_batches().stands_for(now(d).micro_batch);
-  fetched_[static_cast<size_t>(f.output)] += wanted.size() * of_rows * symmetry_.stands_for(d.at.device);
 }
 
 bool Walk::collective(Device& d, const work::Collective& c) {
@@ -540,6 +523,7 @@ std::vector<Memory::Part> Walk::rows_of(Device& d, BufferId id) {
 
 void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows) {
   const Buffer& b = buffer(d, id);
+  check_decided(d, b);
   Place at = place_of(d.program, id, now(d).version);
   const int64_t end = at.begin + at.bytes;
   for (const Memory::Part& p : rows) {
@@ -677,12 +661,10 @@ void Walk::end(Device& d) {
 }
 
 void Walk::end() {
-  for (size_t o = 0; o < entry_.outputs.size(); ++o) {
-    const PlanOutput& port = entry_.outputs[o];
-    const int64_t whole = element_count(port.dims);
-    const bool right = port.merge == OutputMerge::kConcat ? fetched_[o] == whole : fetched_[o] >= whole;
-    if (!right) refuse("of output {}, {} of {} elements are fetched", port.name, fetched_[o], whole);
-  }
+  const bool changes = std::any_of(devices_.begin(), devices_.end(), [](const Device& d) { return d.committed; });
+  if (changes && entry_.loss() != kNone && !voted_)
+    refuse("no device votes on the loss, and the step changes variables");
+  check_outputs(plan_, entry_);
   for (const auto& [channel, left] : channels_)
     if (!left.empty())
       refuse("device {} sends {} to device {}, which does not take it", channel[1],

@@ -1,5 +1,5 @@
 // All instructions of all devices, one after the other in an order in which they could run. That every other order does
-// the same is what the plan's verifier finds: whoever reads or writes the same bytes waits for each other.
+// the same is what `races` and `meetings` find.
 #pragma once
 
 #include <deque>
@@ -11,20 +11,10 @@
 #include "prove/collective.h"
 #include "prove/kernel.h"
 #include "prove/memory.h"
+#include "prove/stopped.h"
 #include "prove/symmetry.h"
 
 namespace whale::proof {
-
-// Where a device is.
-struct At {
-  int32_t device = -1;
-  int32_t row = 0, instruction = 0;
-};
-struct Stopped {
-  Stop stop;
-  At at;  // device -1: behind the last instruction
-  std::vector<Held> reads;
-};
 
 class Walk {
  public:
@@ -45,6 +35,7 @@ class Walk {
     Memory memory;
     At at;
     bool waits = false;  // has arrived at a collective
+    bool committed = false;
   };
   struct Meeting {
     std::vector<int32_t> members;  // walked or not
@@ -91,6 +82,7 @@ class Walk {
   Held brought_up(const Device& d, const Held& value) const;
   Held read(Device& d, BufferId id);
   void write(Device& d, BufferId id, Value value);
+  static void check_decided(const Device& d, const Buffer& b);
   void put(Device& d, const Place& place, Value value);
   Held initial(const Device& d, int32_t variable) const;  // null: the program has no such variable
   Interval samples(const Device& d, int32_t cut) const;
@@ -109,10 +101,10 @@ class Walk {
   std::vector<Held> of_devices_;                                    // of the collective at hand
   std::map<std::pair<int32_t, int32_t>, Meeting> meetings_;         // by group and part
   std::map<std::array<int32_t, 3>, std::deque<Message>> channels_;  // by link, from, to
-  std::vector<int64_t> fetched_;                                    // elements of each output
   std::vector<Held> reads_;                                         // of the instruction at hand
   At here_;
   int64_t walked_ = 0;
+  bool voted_ = false;
 };
 
 }  // namespace whale::proof

@@ -64,12 +64,13 @@ std::string_view name_of(Outcome outcome);
 
 struct Verdict {
   Outcome outcome = Outcome::kEqual;
-  std::string text;  // why it is refused, or what is wrong
-  int steps = 0;     // that were compared
+  std::string text;     // why it is refused, or what is wrong
+  int steps = 0;        // that were compared
+  bool proven = false;  // without a run
 };
 // Trains some steps on the case's devices and on one reference device, in float64 (semantics.md section 10), then a
 // smaller step and an evaluation: losses, outputs, fetched gradients, and every variable; bit by bit in exact mode
-// (section 9).
+// (section 9). A plan that is equal and refuted, or wrong and proven, is wrong.
 Verdict verdict_on(const PlanCase& c);
 
 }  // namespace whale::test

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "plan_case.h"
+#include "prove/prove.h"
 
 namespace whale::test {
 namespace {
@@ -42,6 +43,7 @@ class Course {
     }
   }
 
+  const Plan& plan() const { return runner_.plan(); }
   bool done() const { return at_ == c_.steps + 3; }
   bool smaller() const { return at_ == c_.steps + 1; }  // the run before was the smaller one
   int steps() const { return std::min(at_, c_.steps); }
@@ -147,38 +149,23 @@ std::string_view name_of(Outcome outcome) {
   return kNames[static_cast<size_t>(outcome)];
 }
 
-Verdict verdict_on(const PlanCase& c) {
-  const Graph g = graph_of(c);
-  const CompileOptions options = options_of(c, g);
-  Judge judge{c, g, {}, c.exact && !splits(c)};
-  judge.alone.strategy = "local";
-  judge.alone.fetch = options.fetch;
-  judge.alone.exact = judge.bits;
-  judge.alone.fusion = options.fusion;
-  if (judge.bits) judge.alone.accumulation = micro_batches_of(c);
-  std::optional<Course> one, many;
-  try {
-    many.emplace(c, g, devices_of(c), options, static_cast<int>(std::min<int64_t>(c.ranks, c.devices)));
-  } catch (const Error& e) {
-    return {is_clear(e) ? Outcome::kRefused : Outcome::kWrong, e.what()};
-  }
-  try {
-    one.emplace(c, g, "ref:1", judge.alone);
-  } catch (const Error& e) {
-    return {Outcome::kWrong, fmt::format("one device: {}", e.what())};
-  }
+namespace {
+
+// Run by run, until one of them is unlike.
+Verdict compared(const Judge& judge, Course& one, Course& many) {
+  const PlanCase& c = judge.c;
   Verdict verdict;
-  for (int runs = 1; !one->done(); ++runs) {
-    const Ran a(*one), b(*many);
-    const std::string where = one->where();
+  for (int runs = 1; !one.done(); ++runs) {
+    const Ran a(one), b(many);
+    const std::string where = one.where();
     if (a.error && b.error && a.error->code() == b.error->code()) {
       if (is_clear(*a.error)) continue;  // a size that the model itself refuses
       verdict.outcome = Outcome::kNotStable, verdict.text = where + a.error->what();
       return verdict;
     }
-    if (b.error && !a.error && one->steps() == c.steps && is_clear(*b.error)) {
+    if (b.error && !a.error && one.steps() == c.steps && is_clear(*b.error)) {
       verdict.outcome = Outcome::kRefused, verdict.text = where + b.error->what();
-      if (one->smaller()) return verdict;  // the devices have parted
+      if (one.smaller()) return verdict;  // the devices have parted
       continue;
     }
     for (const Ran* r : {&a, &b})
@@ -200,9 +187,45 @@ Verdict verdict_on(const PlanCase& c) {
                                  judge.bits ? " in exact mode" : fmt::format(", rounding is {:.3g}", by_rounding));
       return verdict;
     }
-    verdict.steps = one->steps();
+    verdict.steps = one.steps();
   }
   return verdict;
+}
+
+// What a run says, and what a proof says of the same plan.
+Verdict with_proof(Verdict verdict, const Plan& plan) {
+  const Proof proof = prove(plan);
+  verdict.proven = proof.verdict == ProofVerdict::kProven;
+  const bool equal = verdict.outcome == Outcome::kEqual || verdict.outcome == Outcome::kRounding;
+  if (equal && proof.verdict == ProofVerdict::kRefuted)
+    return {Outcome::kWrong, "equal, and refuted: " + text(proof), verdict.steps};
+  if (verdict.outcome == Outcome::kWrong && verdict.proven) verdict.text += " (and it is proven)";
+  return verdict;
+}
+
+}  // namespace
+
+Verdict verdict_on(const PlanCase& c) {
+  const Graph g = graph_of(c);
+  const CompileOptions options = options_of(c, g);
+  Judge judge{c, g, {}, c.exact && !splits(c)};
+  judge.alone.strategy = "local";
+  judge.alone.fetch = options.fetch;
+  judge.alone.exact = judge.bits;
+  judge.alone.fusion = options.fusion;
+  if (judge.bits) judge.alone.accumulation = micro_batches_of(c);
+  std::optional<Course> one, many;
+  try {
+    many.emplace(c, g, devices_of(c), options, static_cast<int>(std::min<int64_t>(c.ranks, c.devices)));
+  } catch (const Error& e) {
+    return {is_clear(e) ? Outcome::kRefused : Outcome::kWrong, e.what()};
+  }
+  try {
+    one.emplace(c, g, "ref:1", judge.alone);
+  } catch (const Error& e) {
+    return {Outcome::kWrong, fmt::format("one device: {}", e.what())};
+  }
+  return with_proof(compared(judge, *one, *many), many->plan());
 }
 
 }  // namespace whale::test

@@ -71,6 +71,7 @@ class Runner {
   Values variables();  // optimizer state and buffers too; copies that differ from the first by names of their own
   std::vector<double> read(const std::string& name, int64_t copy = 0);
   void write(const std::string& name, const std::vector<double>& values);
+  const Plan& plan() const { return *plan_; }
   Session& session(size_t rank = 0) { return *sessions_[rank]; }
 
  private:

@@ -68,9 +68,9 @@ std::string kind_of(const std::string& message) {
 struct Tally {
   std::map<Outcome, int> outcomes;
   std::map<std::string, int> reasons;
-  long steps = 0;
+  long steps = 0, proven = 0;
   void add(const Verdict& v) {
-    ++outcomes[v.outcome], steps += v.steps;
+    ++outcomes[v.outcome], steps += v.steps, proven += v.proven;
     if (v.outcome == Outcome::kRefused) ++reasons[kind_of(v.text)];
   }
   int count(Outcome o) const { return outcomes.contains(o) ? outcomes.at(o) : 0; }
@@ -79,7 +79,7 @@ struct Tally {
     for (const Outcome o :
          {Outcome::kEqual, Outcome::kRefused, Outcome::kNotStable, Outcome::kRounding, Outcome::kWrong})
       out += fmt::format("{}{} {}", out.empty() ? "" : ", ", count(o), name_of(o));
-    out += fmt::format("; {} steps compared\n", steps);
+    out += fmt::format("; {} steps compared; {} proven\n", steps, proven);
     std::vector<std::pair<int, std::string>> sorted;
     for (const auto& [reason, n] : reasons) sorted.emplace_back(n, reason);
     std::sort(sorted.rbegin(), sorted.rend());
@@ -89,7 +89,7 @@ struct Tally {
   std::string json(const std::string& hunt) const {
     std::map<std::string, int> all;
     for (const auto& [outcome, n] : outcomes) all[std::string(name_of(outcome))] = n;
-    return nlohmann::json{{"hunt", hunt}, {"outcomes", all}, {"steps", steps}}.dump(2) + "\n";
+    return nlohmann::json{{"hunt", hunt}, {"outcomes", all}, {"steps", steps}, {"proven", proven}}.dump(2) + "\n";
   }
 };
 

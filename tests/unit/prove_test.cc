@@ -7,28 +7,18 @@
 #include <functional>
 
 #include "base/error.h"
-#include "cluster/devices.h"
-#include "compile/compile.h"
 #include "own_programs.h"
 #include "plan_case.h"
-#include "prove/prove.h"
+#include "proof_case.h"
 #include "prove/region.h"
 #include "prove/terms.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
+using test::is_op, test::plan_of;
 
 namespace {
-
-Plan plan_of(
-    const Graph& graph, const std::string& devices, const std::string& strategy,
-    const std::function<void(CompileOptions&)>& more = [](CompileOptions&) {}) {
-  CompileOptions options;
-  options.strategy = strategy;
-  more(options);
-  return compile(graph, parse_devices(devices), options);
-}
 
 // Of replicas that each have a program of their own.
 Proof after(Plan plan, const std::function<void(Plan&, Program&)>& damage) {
@@ -43,7 +33,6 @@ std::vector<Instruction*> all_of(Program& p, const std::function<bool(const Inst
       if (wanted(i)) out.push_back(&i);
   return out;
 }
-bool is_op(const Instruction& i, const char* name) { return i.verb() == name; }
 
 }  // namespace
 

@@ -5,29 +5,17 @@
 #include <functional>
 
 #include "base/error.h"
-#include "cluster/devices.h"
-#include "compile/compile.h"
 #include "own_programs.h"
 #include "plan/row_waits.h"
-#include "prove/prove.h"
+#include "proof_case.h"
 #include "prove/terms.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 
 using namespace whale;
+using test::is_op, test::plan_of;
 
 namespace {
-
-Plan plan_of(
-    const Graph& graph, const std::string& devices, const std::string& strategy,
-    const std::function<void(CompileOptions&)>& more = [](CompileOptions&) {}) {
-  CompileOptions options;
-  options.strategy = strategy;
-  more(options);
-  return compile(graph, parse_devices(devices), options);
-}
-
-bool is_op(const Instruction& i, const char* name) { return i.verb() == name; }
 
 Plan sums(bool exact = false, const char* strategy = "replica(1)", const char* devices = "null:1") {
   using enum OpCode;

@@ -1,0 +1,21 @@
+// Where a proof ends before its end.
+#pragma once
+
+#include <vector>
+
+#include "prove/value.h"
+
+namespace whale::proof {
+
+// Where a device is.
+struct At {
+  int32_t device = -1;
+  int32_t row = 0, instruction = 0;
+};
+struct Stopped {
+  Stop stop;
+  At at;  // device -1: behind the last instruction
+  std::vector<Held> reads;
+};
+
+}  // namespace whale::proof

@@ -1,0 +1,57 @@
+#include "prove/sum.h"
+
+namespace whale::proof {
+namespace {
+
+std::string text_of(const Reference& ref, const Terms& terms) {
+  std::string out;
+  for (const Summand& s : terms.summands()) {
+    out += out.empty() ? "" : " and ";
+    out += "of " + ref.name(s.tensor) + ":";
+    for (const TermBox& box : s.boxes) {
+      std::string each;
+      for (const FactorSet& f : box)
+        each += fmt::format("{}{} {}", each.empty() ? "" : " x ", ref.graph().op(f.key.op).name, to_string(f.set));
+      out += " " + (each.empty() ? "all" : each);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string_view name_of(const Joining& joining) {
+  return joining.merge == OpCode{} ? name_of(joining.combine) : def(joining.merge).name;
+}
+
+std::string describe(const Reference& ref, const Value& v) {
+  std::string out = ref.name(v.tensor);
+  if (!v.region.is_whole()) out += " " + to_string(v.region);
+  if (!v.terms.whole()) out += fmt::format(" with terms {}", text_of(ref, v.terms));
+  return out;
+}
+
+Value with_terms(const Reference& ref, const Value& sum, const Value& x) {
+  if (sum.tensor != x.tensor || !same(sum.region, x.region))
+    refuse("it adds {} to {}", describe(ref, x), describe(ref, sum));
+  if (sum.terms.whole() || x.terms.whole())
+    refuse("it adds {} to {}: one of them is the whole sum already", describe(ref, x), describe(ref, sum));
+  if (sum.combine != x.combine)
+    refuse("{} combines by {}, {} by {}", describe(ref, x), name_of(x.combine), describe(ref, sum),
+           name_of(sum.combine));
+  const auto region = known(sum.region, x.region);
+  if (!region) no_rule("a sum of {} and {}", describe(ref, sum), describe(ref, x));
+  Value out = sum;
+  out.region = *region;
+  Terms more = x.terms;
+  Terms::name_alike(out.terms, more, x.tensor);
+  if (!out.terms.named_as(more))
+    no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, sum), describe(ref, x));
+  if (const TensorId twice = out.terms.join(more); twice != kNone) {
+    if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
+    refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));
+  }
+  return out;
+}
+
+}  // namespace whale::proof

@@ -1,0 +1,15 @@
+// Terms of one tensor joined, wherever that is done: by kernels, over micro-batches, by collectives.
+#pragma once
+
+#include "prove/reference.h"
+#include "prove/value.h"
+
+namespace whale::proof {
+
+// `sum` with the terms of `x` too. They must be of the same elements of one tensor, combined in the same way, none of
+// them whole, and no term in both.
+Value with_terms(const Reference& reference, const Value& sum, const Value& x);
+
+std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
+
+}  // namespace whale::proof
