@@ -1,5 +1,7 @@
 #include "prove/join.h"
 
+#include <algorithm>
+
 namespace whale::proof {
 
 std::optional<Region> box_of(const Region& region, const Dims& local, const std::vector<Interval>& at) {
@@ -28,6 +30,14 @@ Held joined(const std::vector<Piece>& pieces, const Dims& local) {
   }
   if (elements != element_count(local))
     refuse("parts of {} elements are put together for {}", elements, to_string(local));
+  const auto constant = [](const Region& r) {  // a number, of whatever shape
+    return std::ranges::all_of(r.digits(), [](const Digit& d) { return d.any && d.whole(); });
+  };
+  if (std::ranges::all_of(regions, constant)) {
+    Value out = first;
+    out.region = Region({Digit{elements, Set::first(elements), true}});
+    return std::make_shared<const Value>(std::move(out));
+  }
   int64_t before = 1;
   for (size_t d = 0; d < local.size() && pieces[0].at[d] == Interval{0, local[d]}; ++d) before *= local[d];
   const auto all = hull(regions, before, elements);

@@ -45,6 +45,38 @@ int group_of(const std::vector<Factor>& list, size_t operand, bool input) {
   return -1;
 }
 
+// The factor whose groups of positions (GroupRows) dimension 0 of this tensor stands for; slices of other dimensions
+// may lie between it and the op that has it.
+std::optional<FactorKey> groups_behind(Reference& ref, TensorId tensor) {
+  for (OpId maker = ref.tensor(tensor).producer; maker != kNone; maker = ref.tensor(tensor).producer) {
+    const Op& op = ref.graph().op(maker);
+    const std::vector<Factor>& list = ref.factors(op).list;
+    for (size_t f = 0; f < list.size(); ++f)
+      for (const int o : list[f].group.outputs)
+        if (list[f].group.rows > 0 && op.outputs[static_cast<size_t>(o)] == tensor)
+          return FactorKey{maker, static_cast<int32_t>(f)};
+    if (op.code != OpCode::k_slice || ref.tensor(op.inputs[0]).dims.at(0) != ref.tensor(tensor).dims.at(0)) return {};
+    tensor = op.inputs[0];
+  }
+  return {};
+}
+
+// Where groups are added up, terms are those of the batch's positions in them, however they were told apart before: the
+// groups that are added here go from `mine`, and `terms` (those of what is added; whole: all of these groups) are
+// counted from the batch's begin.
+void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox::iterator groups, Terms& terms) {
+  const Factor& factor = ref.factors(ref.graph().op(key.op)).list[static_cast<size_t>(key.factor)];
+  const int64_t rows = factor.group.rows;
+  if (groups->any || groups->set.runs().size() != 1 || groups->extent * rows != factor.extent) return;
+  const Interval at = groups->set.runs()[0];
+  if (terms.whole()) {
+    *groups = {key, factor.extent, Set(Interval{at.begin * rows, at.end * rows})};
+  } else if (terms.all_have(key, at.size() * rows)) {
+    terms.count_from(key, at.begin * rows, factor.extent);
+    mine.erase(groups);
+  }
+}
+
 // The positions of a dimension that a box says.
 Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local) {
   std::optional<Set> out;
@@ -210,7 +242,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     exempt_sum(*v);
     if (!v->terms.whole()) partial.push_back(i);
     if (ref_.constant(v->tensor)) continue;
-    const auto digits = v->region.in(shape.in[i].digits);
+    const auto digits = v->region.spread(shape.in[i].dims, call.in[i].local).in(shape.in[i].digits);
     if (!digits) no_rule("{} of operand {}, of {}", to_string(v->region), i, to_string(whole.dims));
     for (size_t k = 0; k < digits->digits().size(); ++k) {
       const Digit& d = digits->digits()[k];
@@ -375,12 +407,22 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     }
     if (pairs) terms = std::move(*pairs);
     const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
-    for (const int i : together) {
-      const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
-      if (!v) continue;
-      Terms mine = v->terms;
-      if (mine.whole()) mine.add_summand(v->tensor);
-      if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref_, *v));
+    const Value* unlike = nullptr;
+    const auto beside = [&](bool united) {
+      for (const int i : together) {
+        const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
+        if (!v) continue;
+        Terms mine = v->terms;
+        if (mine.whole()) mine.add_summand(v->tensor);
+        if (united) mine.unite(v->tensor);
+        if (!terms.beside(mine)) return unlike = v, false;
+      }
+      return true;
+    };
+    // Two sums may have a summand in common, of which each is another image: each as one then.
+    if (!beside(false)) {
+      terms = {};
+      if (!beside(true)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref_, *unlike));
     }
   }
 
@@ -438,6 +480,12 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
       const Joining how = merges ? Joining(list[f].merge) : Joining(list[f].combine_of(o));
       if ((mine.size() > 1 || !terms.whole()) && how != v.combine) no_rule("{} combines in two ways", op.name);
       v.combine = how;
+    }
+    if (const auto key = !mine.empty() && call.in.size() == 1 ? groups_behind(ref_, op.inputs[0]) : std::nullopt) {
+      const auto groups = std::ranges::find_if(mine, [&](const FactorSet& f) {
+        return list[static_cast<size_t>(f.key.factor)].inputs[0] == SubAxis{0, 1, 1};
+      });
+      if (groups != mine.end()) count_of_batch(ref_, *key, mine, groups, v.terms);
     }
     if (!mine.empty()) {
       if (v.terms.whole())

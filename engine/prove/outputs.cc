@@ -27,7 +27,7 @@ std::vector<Fetched> fetches_of(const Program& p) {
   return out;
 }
 
-// Boxes of one output. Each cut's intervals are equal or apart, so boxes that differ meet nowhere.
+// Boxes of one output: intervals of each cut, one after the other.
 class Boxes {
  public:
   explicit Boxes(const PlanOutput& port) : port_(port) {}
@@ -45,25 +45,46 @@ class Boxes {
     if (port_.merge != OutputMerge::kConcat) return;
     std::sort(boxes_.begin(), boxes_.end());
     for (size_t k = 1; k < boxes_.size(); ++k)
-      if (boxes_[k] == boxes_[k - 1]) refuse("a part of output {} is handed over twice", port_.name);
-    for (size_t c = 0; c + 1 < boxes_[0].size(); c += 2) {
-      std::vector<Interval> cuts;
-      for (const Ints& box : boxes_) {
-        if (box.size() != boxes_[0].size()) no_rule("output {} that is cut in two ways", port_.name);
-        cuts.push_back({box[c], box[c + 1]});
-      }
-      std::sort(cuts.begin(), cuts.end(), [](const Interval& a, const Interval& b) {
-        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-      });
-      for (size_t k = 1; k < cuts.size(); ++k)
-        if (!(cuts[k] == cuts[k - 1]) && cuts[k].begin < cuts[k - 1].end)
-          refuse("parts of output {} overlap: [{}:{}] and [{}:{}]", port_.name, cuts[k - 1].begin, cuts[k - 1].end,
-                 cuts[k].begin, cuts[k].end);
-    }
+      if (boxes_[k].size() != boxes_[0].size()) no_rule("output {} that is cut in two ways", port_.name);
+    check_apart(0, boxes_.size(), 0);
     if (elements_ != whole) refuse("of output {}, {} of {} elements are fetched", port_.name, elements_, whole);
   }
 
  private:
+  // Of these, which are alike up to `at` and in ascending order, no two meet. Intervals of a cut that overlap without
+  // being the same make one bundle, in which each is held against each.
+  void check_apart(size_t begin, size_t end, size_t at) {
+    if (end - begin < 2) return;
+    if (at == boxes_[begin].size()) refuse("a part of output {} is handed over twice", port_.name);
+    while (begin < end) {
+      size_t next = begin + 1;
+      int64_t last = boxes_[begin][at + 1];
+      bool same = true;
+      for (; next < end && boxes_[next][at] < last; ++next) {
+        last = std::max(last, boxes_[next][at + 1]);
+        same &= boxes_[next][at] == boxes_[begin][at] && boxes_[next][at + 1] == boxes_[begin][at + 1];
+      }
+      if (same)
+        check_apart(begin, next, at + 2);
+      else
+        check_each(begin, next);
+      begin = next;
+    }
+  }
+  void check_each(size_t begin, size_t end) {
+    constexpr size_t kMost = 4096;
+    if (end - begin > kMost)
+      no_rule("output {} that is put together from {} parts that overlap", port_.name, end - begin);
+    for (size_t a = begin; a < end; ++a)
+      for (size_t b = a + 1; b < end; ++b)
+        if (meet(boxes_[a], boxes_[b])) refuse("parts of output {} overlap", port_.name);
+  }
+  static bool meet(const Ints& a, const Ints& b) {
+    for (size_t k = 0; k + 1 < a.size(); k += 2)
+      if (a[k] >= b[k + 1] || b[k] >= a[k + 1]) return false;
+    return true;
+  }
+
   const PlanOutput& port_;
   std::vector<Ints> boxes_;
   int64_t elements_ = 0;

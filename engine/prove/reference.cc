@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
+#include <tuple>
 
 #include "grad/passes.h"
 #include "grad/rewrite.h"
@@ -35,16 +37,29 @@ void rewrite(Graph& graph, const Rewrite& form) {
   }
 }
 
-// Instructions are named after ops, with a suffix where there are several.
-bool names(const std::vector<std::string>& instructions, const std::string& op) {
-  return std::any_of(instructions.begin(), instructions.end(), [&](const std::string& n) {
-    return n.starts_with(op) && (n.size() == op.size() || n[op.size()] == '.' || n[op.size()] == '#');
-  });
+// Instructions are named after ops, with a suffix where there are several ('@1': of an unlike replica).
+void add_names(Form::Names& names, const std::string& instruction) {
+  names.insert(instruction);
+  for (size_t k = 1; k < instruction.size(); ++k)
+    if (instruction[k] == '.' || instruction[k] == '#' || instruction[k] == '@') names.insert(instruction.substr(0, k));
 }
 
-// The sum of a product and a bias as a product with a bias: rounded once. Where precision has no say, smaller_form
-// undoes it.
-TensorIds with_bias(Graph& graph, const Op& sum, const Form& form) {
+// Products that one op alone reads.
+Form::Names read_once(const Graph& g) {
+  std::vector<int> readers(g.tensors.size());
+  for (const Op& op : g.ops)
+    for (const TensorId id : op.inputs)
+      if (id != kNone) ++readers[static_cast<size_t>(id)];
+  for (const NamedTensor& o : g.outputs) readers[static_cast<size_t>(o.tensor)] += 2;
+  Form::Names out;
+  for (const Op& op : g.ops)
+    if (has_flag(op.code, kProduct) && readers[static_cast<size_t>(op.outputs[0])] == 1) out.insert(op.name);
+  return out;
+}
+
+// The sum of a product and a bias as a product with a bias: rounded once, and another op than the product alone. Where
+// precision has no say, smaller_form undoes it; then what the plan does not run is as what it was merged with.
+TensorIds with_bias(Graph& graph, const Op& sum, const Form& form, const Form::Names& once) {
   if (sum.code != OpCode::k_add) return {};
   for (const size_t at : {size_t{0}, size_t{1}}) {
     const TensorId y = sum.inputs[at], bias = sum.inputs[1 - at];
@@ -52,13 +67,61 @@ TensorIds with_bias(Graph& graph, const Op& sum, const Form& form) {
     if (maker == kNone || graph.tensor(bias).dims.size() != 1) continue;
     const Op product = graph.op(maker);
     const bool has_bias = product.inputs.size() > 2 && product.inputs[2] != kNone;
-    if (!has_flag(product.code, kProduct) || has_bias || !names(form.biased, product.name)) continue;
+    bool wanted = form.biased.contains(product.name);
+    if (!is_half(graph.training.precision))
+      wanted = (wanted || !form.products.contains(product.name)) && once.contains(product.name) &&
+               graph.scope_path(product.scope) == graph.scope_path(sum.scope);
+    if (!has_flag(product.code, kProduct) || has_bias || !wanted) continue;
     if (graph.tensor(bias).dims[0] != graph.tensor(y).dims.back()) continue;
     const OpId made = append_op(graph, product.code, {product.inputs[0], product.inputs[1], bias}, product.attrs,
                                 product.scope, product.name);
     return graph.op(made).outputs;
   }
   return {};
+}
+
+// Reading the same roots, they compute the same. A view changes what most ops do, but not what one does of each
+// element.
+bool same_op(const Graph& g, const Op& a, const Op& b) {
+  if (a.key != b.key || !(a.attrs == b.attrs)) return false;
+  if (of_each_element(a)) return true;
+  for (size_t i = 0; i < a.inputs.size(); ++i)
+    if (a.inputs[i] != kNone && g.tensor(a.inputs[i]).dims != g.tensor(b.inputs[i]).dims) return false;
+  return true;
+}
+
+// Products of a scope that are equal by form and that the plan runs each: something told them apart when its passes
+// merged such ops (a bias within one of them), so they go on as two, with gradients of their own.
+void keep_apart(Graph& g, const Form::Names& run) {
+  std::vector<TensorId> now(g.tensors.size());
+  std::iota(now.begin(), now.end(), TensorId{0});
+  std::map<std::tuple<OpCode, ScopeId, TensorIds>, std::vector<OpId>> seen;
+  std::map<OpId, std::string> taken;  // of equal ones, one that the plan runs
+  std::vector<char> read(g.tensors.size());
+  for (const Op& op : g.ops)
+    for (const TensorId id : op.inputs)
+      if (id != kNone) read[static_cast<size_t>(id)] = 1;
+  for (const NamedTensor& o : g.outputs) read[static_cast<size_t>(o.tensor)] = 1;
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    Op& op = g.ops[i];
+    if (has_flag(op.code, kProduct) && !read[static_cast<size_t>(op.outputs[0])]) continue;  // it has a bias elsewhere
+    TensorIds reads = op.inputs;
+    for (TensorId& id : reads) id = id == kNone ? kNone : now[static_cast<size_t>(id)];
+    std::vector<OpId>& alike = seen[{op.code, op.scope, reads}];
+    const auto twin = std::ranges::find_if(alike, [&](OpId other) { return same_op(g, g.op(other), op); });
+    const OpId first = twin == alike.end() ? static_cast<OpId>(i) : *twin;
+    if (twin == alike.end()) alike.push_back(first);
+    const bool apart = has_flag(op.code, kProduct) && run.contains(op.name) &&
+                       taken.try_emplace(first, op.name).first->second != op.name;
+    if (apart) {
+      g.scopes.push_back(g.scopes[static_cast<size_t>(op.scope)]);
+      op.scope = static_cast<ScopeId>(g.scopes.size() - 1);
+      continue;
+    }
+    const TensorIds& merged = g.op(first).outputs;
+    for (size_t k = 0; k < op.outputs.size(); ++k)
+      if (op.outputs[k] != kNone && merged[k] != kNone) now[static_cast<size_t>(op.outputs[k])] = merged[k];
+  }
 }
 
 bool trains_in(const Entry& entry) { return entry.name == "train"; }
@@ -76,27 +139,21 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   if (!form.unpacked.empty())
     rewrite(g, [&](Graph& graph, const Op& op) {
       const OpDef& d = def(op.code);
-      const bool wanted = d.unpack && names(form.unpacked, op.name);
+      const bool wanted = d.unpack && form.unpacked.contains(op.name);
       return wanted ? d.unpack(graph, op) : TensorIds{};
     });
-  if (!form.biased.empty()) rewrite(g, [&](Graph& graph, const Op& op) { return with_bias(graph, op, form); });
+  if (!form.products.empty()) {
+    const Form::Names once = read_once(g);
+    rewrite(g, [&](Graph& graph, const Op& op) { return with_bias(graph, op, form, once); });
+  }
   apply_precision(g);
+  keep_apart(g, form.products);
   clean(g);
   if (train) differentiate(g);
   split_weights(g);
   if (train) add_updates(g), clean(g);
   rewrite(g, smaller_form);
   return g;
-}
-
-// Reading the same roots, they compute the same. A view changes what most ops do, but not what one does of each
-// element.
-bool same_op(const Graph& g, const Op& a, const Op& b) {
-  if (a.key != b.key || !(a.attrs == b.attrs)) return false;
-  if (of_each_element(a)) return true;
-  for (size_t i = 0; i < a.inputs.size(); ++i)
-    if (a.inputs[i] != kNone && g.tensor(a.inputs[i]).dims != g.tensor(b.inputs[i]).dims) return false;
-  return true;
 }
 
 }  // namespace
@@ -122,10 +179,9 @@ Form form_of(const Entry& entry) {
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
         if (const auto* k = i.kernel(); k != nullptr) {
-          if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) form.unpacked.push_back(i.name);
-          const auto dtype = [&](size_t n) { return p.buffers[static_cast<size_t>(i.in[n])].dtype; };
-          if (has_flag(k->op, kProduct) && i.in.size() > 2 && i.in[2] != kNone && dtype(2) != dtype(0))
-            form.biased.push_back(i.name);
+          if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) add_names(form.unpacked, i.name);
+          if (has_flag(k->op, kProduct)) add_names(form.products, i.name);
+          if (has_flag(k->op, kProduct) && i.in.size() > 2 && i.in[2] != kNone) add_names(form.biased, i.name);
         }
   return form;
 }

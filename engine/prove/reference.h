@@ -17,8 +17,10 @@ namespace whale::proof {
 // Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves
 // nothing that is not so.
 struct Form {
-  std::vector<std::string> unpacked;  // ops of which the plan runs the form whose operands stand apart (OpDef::unpack)
-  std::vector<std::string> biased;  // products that it runs with a bias of another type, added before they are rounded
+  using Names = std::unordered_set<std::string>;  // of ops
+  Names unpacked;  // of which the plan runs the form whose operands stand apart (OpDef::unpack)
+  Names biased;    // products that it runs with a bias
+  Names products;  // all that it runs
 };
 Form form_of(const Entry& entry);
 

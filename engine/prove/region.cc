@@ -1,6 +1,7 @@
 #include "prove/region.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/format.h"
@@ -98,6 +99,20 @@ std::optional<Region> Region::in(const Dims& dims) const {
   for (const Digit& d : left)
     if (d.extent != 1) return {};
   return Region(std::move(out));
+}
+
+Region Region::spread(const Dims& dims, const Dims& local) const {
+  if (digits_.empty() || !std::ranges::all_of(digits_, &Digit::any) || dims.size() != local.size()) return *this;
+  std::vector<Digit> out;
+  int64_t whole = 1, held = 1;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    if (local[d] > dims[d]) return *this;
+    out.push_back({dims[d], Set::first(local[d]), true});
+    whole *= dims[d], held *= local[d];
+  }
+  int64_t extent = 1;
+  for (const Digit& d : digits_) extent *= d.extent;
+  return whole == extent && held == size() ? Region(std::move(out)) : *this;
 }
 
 std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, Interval part) const {
@@ -266,6 +281,18 @@ std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int
     if (auto other = hull(parts, extents_of(coarser), before, elements); other && other->size() == elements)
       out = other;
   }
+  // Nor are rows and a part of another row, where rows are of several digits: as one digit they are.
+  const Dims extents = extents_of(*finest);
+  for (size_t first = 0; first < extents.size(); ++first)
+    for (size_t last = first + 1; last < extents.size(); ++last) {
+      if (out && out->size() == elements) return out;
+      Dims fewer(extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(first));
+      fewer.push_back(std::accumulate(extents.begin() + static_cast<std::ptrdiff_t>(first),
+                                      extents.begin() + static_cast<std::ptrdiff_t>(last) + 1, int64_t{1},
+                                      std::multiplies<>{}));
+      fewer.insert(fewer.end(), extents.begin() + static_cast<std::ptrdiff_t>(last) + 1, extents.end());
+      if (auto other = hull(parts, fewer, before, elements); other && other->size() == elements) out = other;
+    }
   return out;
 }
 

@@ -41,12 +41,52 @@ bool merge(TermBox& a, const TermBox& b) {
   return true;
 }
 
+// What stands for both boxes where terms are alike along two factors, so that only their number counts: whole rows of
+// the second one, and what is left of one more. None: they are not of this kind, or too many.
+std::vector<TermBox> recounted(const TermBox& a, const TermBox& b) {
+  if (a.size() != b.size()) return {};
+  std::vector<size_t> counted;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].key != b[i].key || a[i].any != b[i].any || (!a[i].any && !(a[i].set == b[i].set))) return {};
+    if (a[i].any) counted.push_back(i);
+  }
+  if (counted.size() != 2) return {};
+  const size_t outer = counted[0], inner = counted[1];
+  const int64_t extent = a[outer].extent, row = a[inner].extent;
+  const int64_t n = a[outer].set.size() * a[inner].set.size() + b[outer].set.size() * b[inner].set.size();
+  if (n > extent * row) return {};
+  std::vector<TermBox> out;
+  if (n >= row) {
+    TermBox rows = a;
+    rows[outer].set = Set::first(n / row);
+    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(inner));
+    if (n == extent * row) rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(outer));
+    out.push_back(std::move(rows));
+  }
+  if (n % row) {
+    TermBox rest = a;
+    rest[outer].set = Set::first(1), rest[inner].set = Set::first(n % row);
+    out.push_back(std::move(rest));
+  }
+  return out;
+}
+
 void merge_all(std::vector<TermBox>& boxes) {
+  const auto merge_two = [&](size_t i, size_t k) {
+    std::vector<TermBox> made;
+    if (!merge(boxes[i], boxes[k])) {
+      made = recounted(boxes[i], boxes[k]);
+      if (made.empty()) return false;
+      boxes[i] = std::move(made[0]);
+    }
+    boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(k));
+    if (made.size() > 1) boxes.push_back(std::move(made[1]));
+    return true;
+  };
   for (bool again = true; again;) {
     again = false;
     for (size_t i = 0; i < boxes.size() && !again; ++i)
-      for (size_t k = i + 1; k < boxes.size() && !again; ++k)
-        if (merge(boxes[i], boxes[k])) boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(k)), again = true;
+      for (size_t k = i + 1; k < boxes.size() && !again; ++k) again = merge_two(i, k);
   }
   const auto before = [](const TermBox& a, const TermBox& b) {
     for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
@@ -108,6 +148,26 @@ bool Terms::counted() const {
   return false;
 }
 
+bool Terms::all_have(FactorKey key, int64_t extent) const {
+  return std::ranges::all_of(summands_, [&](const Summand& s) {
+    return std::ranges::all_of(s.boxes, [&](const TermBox& b) {
+      const FactorSet* f = find(b, key);
+      return f != nullptr && !f->any && f->extent == extent;
+    });
+  });
+}
+
+void Terms::count_from(FactorKey key, int64_t further, int64_t extent) {
+  for (Summand& s : summands_)
+    for (TermBox& b : s.boxes)
+      for (FactorSet& f : b) {
+        if (f.key != key) continue;
+        Set moved;
+        for (const Interval& run : f.set.runs()) moved.append({run.begin + further, run.end + further});
+        f.set = std::move(moved), f.extent = extent;
+      }
+}
+
 void Terms::restrict(const TermBox& box) {
   for (Summand& s : summands_)
     for (TermBox& b : s.boxes)
@@ -146,23 +206,27 @@ bool Terms::beside(const Terms& other) {
   return true;
 }
 
-static bool has_none(const std::vector<Summand>& summands) {
-  return !summands.empty() && std::ranges::all_of(summands, [](const Summand& s) { return s.boxes.empty(); });
+// Is each summand that it has terms of one of these?
+bool Terms::has_names_of(const Terms& other) const {
+  return std::ranges::all_of(other.summands_, [&](const Summand& theirs) {
+    return theirs.boxes.empty() || std::ranges::binary_search(summands_, theirs.tensor, {}, &Summand::tensor);
+  });
 }
 
-bool Terms::named_as(const Terms& other) const {
-  return has_none(summands_) || has_none(other.summands_) ||
-         std::ranges::equal(summands_, other.summands_, {}, &Summand::tensor, &Summand::tensor);
-}
+bool Terms::named_as(const Terms& other) const { return has_names_of(other) || other.has_names_of(*this); }
 
 TensorId Terms::join(const Terms& other) {
-  if (has_none(other.summands_)) return kNone;
-  if (has_none(summands_)) {
-    *this = other;
-    return kNone;
-  }
-  if (!named_as(other)) return other.summands_.empty() ? kNone : other.summands_[0].tensor;
-  return join_some(other);
+  if (has_names_of(other)) return join_some(other.without_none());
+  if (!other.has_names_of(*this)) return other.summands_.empty() ? kNone : other.summands_[0].tensor;
+  const Terms mine = without_none();
+  *this = other;
+  return join_some(mine);
+}
+
+Terms Terms::without_none() const {
+  Terms out = *this;
+  std::erase_if(out.summands_, [](const Summand& s) { return s.boxes.empty(); });
+  return out;
 }
 
 TensorId Terms::join_some(const Terms& other) {

@@ -46,10 +46,16 @@ class Terms {
   static Terms none(TensorId tensor);
   // What is linear in a sum is a sum of as many terms: where it has one summand, that is this tensor now.
   void rename(TensorId tensor);
+  // One summand, this tensor, where all that there are have alike terms.
+  void unite(TensorId tensor);
   // Of one sum, one with this tensor's own terms and one with those of its summands, which have alike terms each: both
   // with its own.
   static void name_alike(Terms& a, Terms& b, TensorId tensor);
   bool counted() const;  // of some terms only the number is known
+  // Has each box positions of this factor, known ones of so many?
+  bool all_have(FactorKey key, int64_t extent) const;
+  // The positions of a factor, which all of them have, counted from elsewhere: so many further on, of another extent.
+  void count_from(FactorKey key, int64_t further, int64_t extent);
   // Each term at these positions only.
   void restrict(const TermBox& box);
   // Of a product of two sums of one summand each: every term of one with every term of the other. None: they have a
@@ -57,7 +63,8 @@ class Terms {
   std::optional<Terms> times(const Terms& other) const;
   // Beside terms of other summands; "": done, else what both have and how it differs.
   bool beside(const Terms& other);
-  // Are they of the same summands? Those of a sum and those of a summand of it cannot be told apart.
+  // Are they of the same summands, but for those that one has no terms of? Each names all summands of its sum; those of
+  // a sum and those of a summand of it cannot be told apart.
   bool named_as(const Terms& other) const;
   // Terms of the same sum, named as these: returns a summand that both have some of (then nothing is right), or kNone.
   TensorId join(const Terms& other);
@@ -68,7 +75,8 @@ class Terms {
 
  private:
   void settle();
-  void unite(TensorId tensor);
+  bool has_names_of(const Terms& other) const;
+  Terms without_none() const;
   std::vector<Summand> summands_;  // ascending
 };
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "cluster/devices.h"
 #include "plan_case.h"
+#include "prove/reference.h"
 
 using namespace whale;
 using namespace whale::test;
@@ -225,12 +226,16 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     const PlanCase c = parse_case(text);
     const Graph g = graph_of(c);
     CompileOptions options = options_of(c, g);
-    const char* level = std::getenv("WHALE_LEVEL");  // a pass to show, "train.insert_reshards"
+    const char* level = std::getenv("WHALE_LEVEL");  // a pass to show, "train.insert_reshards"; "program": the prover's
     options.dump = [&](std::string_view pass, const std::string& shown) {
       if (pass == (level ? level : "source")) fmt::print("{}\n", shown);
     };
     try {
-      compile(g, devices_of_text(devices_of(c)), options);
+      const Plan plan = compile(g, devices_of_text(devices_of(c)), options);
+      if (std::string_view(level ? level : "") == "program") {
+        const Entry& entry = plan.entries[0];
+        fmt::print("{}\n", print(proof::Reference(plan, entry, proof::form_of(entry)).graph()));
+      }
     } catch (const Error& e) {
       fmt::print("{}\n", e.what());
     }
