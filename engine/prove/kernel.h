@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -35,6 +36,13 @@ struct KernelCall {
   std::vector<Result> out = {};  // as the plan has them
 };
 
+// A factor as two: the inner one is of this extent. Where an operand is the same all along a part of it.
+struct FactorSplit {
+  int factor = -1;  // none
+  int64_t inner = 1;
+  friend auto operator<=>(const FactorSplit&, const FactorSplit&) = default;  // NOLINT(modernize-use-nullptr)
+};
+
 class Kernels {
  public:
   // `sum_dtypes`: types that the plan's options ask for sums of gradients.
@@ -54,10 +62,12 @@ class Kernels {
   };
   struct Shape {
     const Factors* factors = nullptr;
-    Factors of_rows = {};
+    Factors own = {};  // where they are not the op's
     std::vector<Layout> in, out;
   };
-  const Shape& shape_of(OpId op, bool rows);  // of a product's leading dimensions as one
+  // `rows`: of a product's leading dimensions as one.
+  const Shape& shape_of(OpId op, bool rows, const FactorSplit& split = {});
+  static FactorSplit split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list);
 
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
@@ -78,7 +88,7 @@ class Kernels {
   Value constant(const Result& result, double value);
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
-  std::vector<Value> match(const KernelCall& call, OpId op);
+  std::vector<Value> match(const KernelCall& call, OpId op, const FactorSplit& split = {});
   Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
                         const std::optional<Digit>& said) const;
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call);
@@ -91,7 +101,7 @@ class Kernels {
   Reference& ref_;
   std::vector<DType> sum_dtypes_;
   const Tree& tree_;
-  std::map<std::pair<OpId, bool>, Shape> shapes_;
+  std::map<std::tuple<OpId, bool, FactorSplit>, Shape> shapes_;
   std::set<std::string> exemptions_;
 };
 

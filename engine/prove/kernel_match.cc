@@ -33,6 +33,21 @@ bool makes_rows(const KernelCall& call) {
   return has_flag(call.code, kProduct) && call.name.find('#') != call.name.npos;
 }
 
+// A factor as an outer one, in its place, and an inner one, the last.
+void divide(Factors& factors, size_t f, int64_t inner) {
+  factors.list.push_back(factors.list[f]);
+  Factor &rows = factors.list[f], &columns = factors.list.back();
+  rows.extent /= inner, columns.extent = inner;
+  const auto each = [&](std::vector<SubAxis>& outer_of, std::vector<SubAxis>& inner_of) {
+    for (size_t k = 0; k < outer_of.size(); ++k) {
+      if (!outer_of[k].present()) continue;
+      outer_of[k].inner *= inner;
+      inner_of[k].outer *= rows.extent;
+    }
+  };
+  each(rows.inputs, columns.inputs), each(rows.outputs, columns.outputs);
+}
+
 constexpr const char* kWindowAttrs[] = {"padding", "spatial", "output_padding"};
 
 // The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
@@ -107,8 +122,32 @@ bool is_same_dtype(std::string_view name, const Attr& a, const Attr& b) {
 
 }  // namespace
 
-const Kernels::Shape& Kernels::shape_of(OpId id, bool rows) {
-  const auto [at, added] = shapes_.try_emplace({id, rows});
+// The factor whose digit the region divides; none: it divides none that may be divided.
+FactorSplit Kernels::split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list) {
+  size_t k = 0;
+  int64_t left = 1;  // of the region's digit at hand, where it has several of the layout's
+  for (const Digit& d : region.digits()) {
+    if (d.extent == 1) continue;
+    for (left *= d.extent; left > 1; ++k) {
+      while (k < layout.digits.size() && layout.digits[k] == 1) ++k;
+      if (k == layout.digits.size()) return {};
+      const int64_t n = layout.digits[k];
+      if (left % n == 0) {
+        left /= n;
+        continue;
+      }
+      if (n % left || layout.owner[k] < 0) return {};
+      const Factor& f = list[static_cast<size_t>(layout.owner[k])];
+      const bool plain =
+          f.kind == FactorKind::kMap && f.unit == 1 && f.size_attrs.empty() && !f.begin_attr && !f.group.rows;
+      return plain ? FactorSplit{layout.owner[k], n / left} : FactorSplit{};
+    }
+  }
+  return {};
+}
+
+const Kernels::Shape& Kernels::shape_of(OpId id, bool rows, const FactorSplit& split) {
+  const auto [at, added] = shapes_.try_emplace({id, rows, split});
   Shape& shape = at->second;
   if (!added) return shape;
   const Op& op = ref_.graph().op(id);
@@ -116,10 +155,15 @@ const Kernels::Shape& Kernels::shape_of(OpId id, bool rows) {
     OpView view = view_of(ref_.graph(), op);
     for (std::vector<TensorType>* types : {&view.inputs, &view.outputs})
       for (TensorType& t : *types) t.dims = in_rows(t.dims);
-    shape.of_rows = def(op.code).factors(view);
-    shape.factors = &shape.of_rows;
+    shape.own = def(op.code).factors(view);
+    shape.factors = &shape.own;
   } else {
     shape.factors = &ref_.factors(op);
+  }
+  if (split.factor >= 0) {
+    shape.own = *shape.factors;
+    shape.factors = &shape.own;
+    divide(shape.own, static_cast<size_t>(split.factor), split.inner);
   }
   const auto lay_out = [&](TensorId tensor, size_t operand, bool input) {
     Layout out;
@@ -209,9 +253,9 @@ Interval Kernels::made_through(const KernelCall& call, const Op& op, const Facto
   return made;
 }
 
-std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
+std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorSplit& split) {
   const Op& op = ref_.graph().op(id);
-  const Shape& shape = shape_of(id, makes_rows(call));
+  const Shape& shape = shape_of(id, makes_rows(call), split);
   const std::vector<Factor>& list = shape.factors->list;
   if (call.out.size() > op.outputs.size())
     refuse("it makes {} results, {} of the one-device program {}", call.out.size(), op.name, op.outputs.size());
@@ -243,6 +287,8 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id) {
     if (!v->terms.whole()) partial.push_back(i);
     if (ref_.constant(v->tensor)) continue;
     const auto digits = v->region.spread(shape.in[i].dims, call.in[i].local).in(shape.in[i].digits);
+    if (!digits && split.factor < 0)
+      if (const FactorSplit two = split_of(v->region, shape.in[i], list); two.factor >= 0) return match(call, id, two);
     if (!digits) no_rule("{} of operand {}, of {}", to_string(v->region), i, to_string(whole.dims));
     for (size_t k = 0; k < digits->digits().size(); ++k) {
       const Digit& d = digits->digits()[k];

@@ -1,5 +1,4 @@
-// The one-device program of an entry, made from the plan's source as grad/ makes it and nothing else, in a form in
-// which ops are as small as their declarations say (decompose). A plan's kernels are looked up in it by what they read.
+// The one-device program of an entry as an index: a plan's kernels are looked up in it by what they read.
 #pragma once
 
 #include <map>
@@ -11,18 +10,9 @@
 
 #include "ops/factor_table.h"
 #include "plan/plan.h"
+#include "prove/program.h"
 
 namespace whale::proof {
-
-// Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves
-// nothing that is not so.
-struct Form {
-  using Names = std::unordered_set<std::string>;  // of ops
-  Names unpacked;  // of which the plan runs the form whose operands stand apart (OpDef::unpack)
-  Names biased;    // products that it runs with a bias
-  Names products;  // all that it runs
-};
-Form form_of(const Entry& entry);
 
 class Reference {
  public:
@@ -84,11 +74,5 @@ class Reference {
   std::set<std::pair<OpId, int32_t>> of_batch_;  // once it is asked for
   bool batch_found_ = false;
 };
-
-// Each element of its result follows from one of its operand, whatever shape they have.
-bool of_each_element(const Op& op);
-
-// An equal form of the op in smaller ones, appended: its results; empty: it is in its smallest form.
-TensorIds smaller_form(Graph& graph, const Op& op);
 
 }  // namespace whale::proof

@@ -102,17 +102,22 @@ std::optional<Region> Region::in(const Dims& dims) const {
 }
 
 Region Region::spread(const Dims& dims, const Dims& local) const {
-  if (digits_.empty() || !std::ranges::all_of(digits_, &Digit::any) || dims.size() != local.size()) return *this;
+  if (dims.size() != local.size()) return *this;
   std::vector<Digit> out;
-  int64_t whole = 1, held = 1;
-  for (size_t d = 0; d < dims.size(); ++d) {
-    if (local[d] > dims[d]) return *this;
-    out.push_back({dims[d], Set::first(local[d]), true});
-    whole *= dims[d], held *= local[d];
+  size_t k = 0;  // of dims
+  for (const Digit& d : digits_) {
+    const size_t first = k;
+    int64_t extent = 1, held = 1;
+    bool fits = d.any;
+    for (; k < dims.size() && extent < d.extent; ++k) extent *= dims[k], held *= local[k], fits &= local[k] <= dims[k];
+    if (extent != d.extent) return *this;
+    if (!fits || held != d.set.size()) {
+      out.push_back(d);
+      continue;
+    }
+    for (size_t n = first; n < k; ++n) out.push_back({dims[n], Set::first(local[n]), true});
   }
-  int64_t extent = 1;
-  for (const Digit& d : digits_) extent *= d.extent;
-  return whole == extent && held == size() ? Region(std::move(out)) : *this;
+  return Region(std::move(out));
 }
 
 std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, Interval part) const {

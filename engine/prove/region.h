@@ -33,7 +33,7 @@ class Region {
 
   // One digit for each dimension; none: it is no box of a tensor of these dimensions.
   std::optional<Region> in(const Dims& dims) const;
-  // Where any positions are held all along, as many along each dimension as are there locally.
+  // Where any positions are held all along some dimensions, as many along each of them as are there locally.
   Region spread(const Dims& dims, const Dims& local) const;
   // The part of it that lies, locally, in `part` of the middle of outer x extent x inner.
   std::optional<Region> cut(int64_t outer, int64_t extent, int64_t inner, Interval part) const;

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "cluster/devices.h"
 #include "plan_case.h"
+#include "prove/prove.h"
 #include "prove/reference.h"
 
 using namespace whale;
@@ -232,6 +233,8 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     };
     try {
       const Plan plan = compile(g, devices_of_text(devices_of(c)), options);
+      if (const Proof proof = prove(plan); proof.verdict != ProofVerdict::kProven)
+        fmt::print("{}\n", whale::text(proof));
       if (std::string_view(level ? level : "") == "program") {
         const Entry& entry = plan.entries[0];
         fmt::print("{}\n", print(proof::Reference(plan, entry, proof::form_of(entry)).graph()));
@@ -240,7 +243,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
       fmt::print("{}\n", e.what());
     }
     const Verdict v = verdict_on(c);
-    fmt::print("{} after {} steps: {}\n", name_of(v.outcome), v.steps, v.text);
+    fmt::print("{} after {} steps, {}: {}\n", name_of(v.outcome), v.steps, v.proven ? "proven" : "not proven", v.text);
     return;
   }
   long first = 0, count = 1000, seconds = 1000000, steps = 20, most = 8;

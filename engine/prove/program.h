@@ -1,0 +1,34 @@
+// The one-device program of an entry, made from the plan's source as grad/ makes it and nothing else, in a form in
+// which ops are as small as their declarations say (decompose).
+#pragma once
+
+#include <string>
+#include <unordered_set>
+
+#include "plan/plan.h"
+
+namespace whale::proof {
+
+// Of programs that are equal by declaration, the one that the plan was made of, as it seems: a wrong guess proves
+// nothing that is not so.
+struct Form {
+  using Names = std::unordered_set<std::string>;  // of ops
+  Names unpacked;  // of which the plan runs the form whose operands stand apart (OpDef::unpack)
+  Names biased;    // products that it runs with a bias
+  Names products;  // all that it runs
+};
+Form form_of(const Entry& entry);
+
+// The passes of engine/grad, in the order that its README gives.
+Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form);
+
+// Reading the same, two ops compute the same. A view changes what most ops do, but not what one does of each element.
+bool same_op(const Graph& g, const Op& a, const Op& b);
+
+// Each element of its result follows from one of its operand, whatever shape they have.
+bool of_each_element(const Op& op);
+
+// An equal form of the op in smaller ones, appended: its results; empty: it is in its smallest form.
+TensorIds smaller_form(Graph& graph, const Op& op);
+
+}  // namespace whale::proof
