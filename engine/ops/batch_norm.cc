@@ -113,6 +113,8 @@ std::vector<TensorType> infer_stats(const OpView& v) {
 Factors factors_stats(const OpView& v) {
   Factors f;
   leading_factors(f, v, 0, {0}, {}, {}, {0});
+  // Without dims a part would count its own groups.
+  if (groups_of(v, 0) > 1 && attr_ints(*v.attrs, "dims").empty()) f.list.erase(f.list.begin());
   channel_factor(f, v, in_dims(v, 0).back(), {sub_axis(rank_of(v, 0) - 1)}, {sub_axis(2)});
   return f;
 }

@@ -101,6 +101,7 @@ Factors factors_stats(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 1);
   add_leading(f, v, n, {0, 1}, {0, 1});
+  if (attr_int(*v.attrs, "vocabulary") == 0) return f;  // a part would take its own columns for all
   add_factor(f, v, "v", FactorKind::kReduce, in_dims(v, 0).back(), {sub_axis(n)}, {}, {0, 1});
   f.list.back().combines = {{0, Combine::kLogSumExp}};
   f.list.back().begin_attr = "label_begin";
@@ -145,9 +146,10 @@ Factors factors_cross_entropy_grad(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 2);
   add_leading(f, v, n, {0, 1, 2, 3}, {0});
+  f.linear = {{0}};
+  if (attr_int(*v.attrs, "vocabulary") == 0) return f;  // a part would take its own columns for all
   add_factor(f, v, "v", FactorKind::kMap, in_dims(v, 1).back(), {kAbsent, sub_axis(n)}, {sub_axis(n)});
   f.list.back().begin_attr = "label_begin";
-  f.linear = {{0}};
   return f;
 }
 
