@@ -7,9 +7,16 @@
 namespace whale {
 namespace {
 
-// The neutral value in the place of a partial result of no samples.
+// The neutral value in the place of a partial result of no samples. A result that is whole along an axis that an
+// operand is cut by could not be made here at all.
 void emit_identity(Draft& draft, const Site& at, const Op& op, size_t output) {
   const TensorId id = op.outputs[output];
+  for (size_t a = 1; a < at.lg().axes(); ++a)
+    for (const TensorId in : op.inputs)
+      if (in != kNone && at.empty(in) && at.lg().at(in, a).placement == Placement::kShard &&
+          at.lg().at(id, a).placement == Placement::kReplicate)
+        throw internal("'{}' would make all of '{}' out of no part of '{}'", op.name, at.graph().tensor(id).name,
+                       at.graph().tensor(in).name);
   Combine combine = Combine::kSum;
   for (size_t a = 0; a < at.lg().axes(); ++a)
     if (at.lg().at(id, a).placement == Placement::kPartial) combine = at.lg().at(id, a).combine;

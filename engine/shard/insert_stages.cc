@@ -25,7 +25,9 @@ bool Inserter::is_constant(TensorId id, int depth) {
     return false;
   const TensorIds inputs = g().op(producer).inputs;
   if (sums_of_unlike(id)) return false;
-  return std::all_of(inputs.begin(), inputs.end(), [&](TensorId x) { return x == kNone || is_constant(x, depth + 1); });
+  // What was reduced since stands for its parts: a copy of what reduces it would read itself.
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [&](TensorId x) { return x == kNone || (b_.latest(x) == x && is_constant(x, depth + 1)); });
 }
 
 TensorId Inserter::at_stage(TensorId id, const Op& reader) {

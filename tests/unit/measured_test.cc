@@ -252,7 +252,8 @@ TEST_CASE("measured: layers that cannot be, and a profile of another graph") {
   const std::vector<DeviceSpec> devices = parse_devices("ref", {0});
   ModelProfileOptions options;
   options.seconds = 0.01;
-  const Json measured = profile_model(std::make_shared<Backends>(), m.g, devices, options);
+  Json measured = profile_model(std::make_shared<Backends>(), m.g, devices, options);
+  for (Json& device : measured.at("devices")) device.erase("steps");  // a busy machine's say little
   const auto noted = [&](const Graph& g) {
     CompileOptions compiled;
     compiled.strategy = "local", compiled.profile = profile_of_text(text_of(measured), "p.json");
