@@ -8,12 +8,12 @@ namespace whale {
 namespace {
 
 // The neutral value in the place of a partial result of no samples. A result that is whole along an axis that an
-// operand is cut by could not be made here at all.
+// operand is cut by could not be made here at all; unlike replicas have parts of a sum that are called whole.
 void emit_identity(Draft& draft, const Site& at, const Op& op, size_t output) {
   const TensorId id = op.outputs[output];
   for (size_t a = 1; a < at.lg().axes(); ++a)
     for (const TensorId in : op.inputs)
-      if (in != kNone && at.empty(in) && at.lg().at(in, a).placement == Placement::kShard &&
+      if (in != kNone && !at.lg().of_unlike(a) && at.empty(in) && at.lg().at(in, a).placement == Placement::kShard &&
           at.lg().at(id, a).placement == Placement::kReplicate)
         throw internal("'{}' would make all of '{}' out of no part of '{}'", op.name, at.graph().tensor(id).name,
                        at.graph().tensor(in).name);

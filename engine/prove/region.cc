@@ -36,6 +36,19 @@ std::optional<std::pair<Digit, Digit>> divided(const Digit& d, int64_t extent) {
   return std::pair{Digit{rows, std::move(parts->first), d.any}, Digit{extent, std::move(parts->second), d.any}};
 }
 
+// Neighbours that hold any of their positions are one digit, and digits of one position none.
+std::vector<Digit> joint(const Region& r) {
+  std::vector<Digit> out;
+  for (const Digit& d : r.digits()) {
+    if (d.extent == 1) continue;
+    if (!out.empty() && out.back().any && d.any)
+      out.back() = *merged(out.back(), d);
+    else
+      out.push_back(d);
+  }
+  return out;
+}
+
 }  // namespace
 
 Region Region::whole(const Dims& dims) {
@@ -105,7 +118,7 @@ Region Region::spread(const Dims& dims, const Dims& local) const {
   if (dims.size() != local.size()) return *this;
   std::vector<Digit> out;
   size_t k = 0;  // of dims
-  for (const Digit& d : digits_) {
+  for (const Digit& d : joint(*this)) {
     const size_t first = k;
     int64_t extent = 1, held = 1;
     bool fits = d.any;
@@ -182,19 +195,6 @@ std::optional<Region> Region::run(int64_t begin, int64_t n) const {
 }
 
 namespace {
-
-// Neighbours that hold any of their positions are one digit, and digits of one position none.
-std::vector<Digit> joint(const Region& r) {
-  std::vector<Digit> out;
-  for (const Digit& d : r.digits()) {
-    if (d.extent == 1) continue;
-    if (!out.empty() && out.back().any && d.any)
-      out.back() = *merged(out.back(), d);
-    else
-      out.push_back(d);
-  }
-  return out;
-}
 
 bool alike(const std::vector<Digit>& a, const std::vector<Digit>& b) {
   if (a.size() != b.size()) return false;
