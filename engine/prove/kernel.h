@@ -67,6 +67,7 @@ class Kernels {
   };
   // `rows`: of a product's leading dimensions as one.
   const Shape& shape_of(OpId op, bool rows, const FactorSplit& split = {});
+  struct Match;
   static FactorSplit split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list);
 
   std::vector<Value> fused(const KernelCall& call);
@@ -104,5 +105,8 @@ class Kernels {
   std::map<std::tuple<OpId, bool, FactorSplit>, Shape> shapes_;
   std::set<std::string> exemptions_;
 };
+
+// The positions of a dimension that a box says.
+Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local);
 
 }  // namespace whale::proof

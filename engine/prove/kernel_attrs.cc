@@ -1,0 +1,181 @@
+// What a kernel is told beside its operands: attributes, windows, the box of its part.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "prove/kernel.h"
+
+namespace whale::proof {
+namespace {
+
+bool equal_floats(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+bool equal(const Attr& a, const Attr& b) {
+  const auto *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
+  return x && y ? equal_floats(*x, *y) : a == b;
+}
+
+constexpr const char* kWindowAttrs[] = {"padding", "spatial", "output_padding"};
+
+// Types have two names, "f32" and numpy's.
+bool is_same_dtype(std::string_view name, const Attr& a, const Attr& b) {
+  const auto *one = std::get_if<std::string>(&a), *other = std::get_if<std::string>(&b);
+  return name.ends_with("dtype") && one != nullptr && other != nullptr && !one->empty() && !other->empty() &&
+         parse_dtype(*one) == parse_dtype(*other);
+}
+
+}  // namespace
+
+Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local) {
+  std::optional<Set> out;
+  const auto cut = [&](const SubAxis& s, Interval part) {
+    const auto rows = places_of(s.outer, extent / (s.outer * s.inner), s.inner, Set(part));
+    if (!rows) no_rule("a box of many parts");
+    Set both;
+    const Set before = out ? *out : Set::first(extent);
+    for (const Interval& a : before.runs())
+      for (const Interval& b : rows->runs()) both.append({std::max(a.begin, b.begin), std::min(a.end, b.end)});
+    out = std::move(both);
+  };
+  if (box.batch.present() && box.batch.dim == static_cast<int>(dim)) cut(box.batch, samples);
+  for (const BoxCut& c : box.cuts)
+    if (c.sub_axis.dim == static_cast<int>(dim)) cut(c.sub_axis, {c.begin, c.begin + c.size});
+  if (out && box.origin[dim])
+    refuse("the box has an origin of {} in dimension {} beside its cuts", box.origin[dim], dim);
+  if (!out) out = Set(Interval{box.origin[dim], box.origin[dim] + local});
+  return *out;
+}
+
+// The part of what is read through a window that `held` of the source makes, as the kernel's attributes say: `said`,
+// where another operand has one. What it takes for padding must be beyond the source's ends.
+Interval Kernels::made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
+                               const std::optional<Digit>& said) const {
+  const WindowRead& w = factor.window;
+  const auto entry = [&](const char* name, size_t at) {
+    const auto found = call.attrs.find(name);
+    const auto* list = found == call.attrs.end() ? nullptr : std::get_if<Ints>(&found->second);
+    return list != nullptr && at < list->size() ? (*list)[at] : 0;
+  };
+  const int64_t low = entry("padding", 2 * factor.window_dim), high = entry("padding", 2 * factor.window_dim + 1);
+  int64_t size = said ? said->set.size() : w.result == 1 ? 1 : 0;
+  for (size_t o = 0; o < call.out.size() && size == 0; ++o)
+    if (factor.outputs.at(o).present()) size = call.out[o].local.at(static_cast<size_t>(factor.outputs[o].dim));
+  // Element k of the result reads from k * stride - low of the operand on; transposed, the other way round.
+  const int64_t first = w.transposed ? low - w.low + held.begin * w.stride : held.begin + w.low - low;
+  if (!w.transposed && first % w.stride) refuse("padding {} of {} lies between two of its results", low, factor.name);
+  const int64_t begin = w.transposed ? first : first / w.stride;
+  const Interval made{begin, begin + size};
+  if (size <= 0 || begin < 0 || made.end > w.result)
+    refuse("with padding {}, [{}:{}] of {} would give [{}:{}] of {}", low, held.begin, held.end, factor.name,
+           made.begin, made.end, w.result);
+  if (said && !(said->set == Set(made)))
+    refuse("with padding {}, [{}:{}] of {} gives [{}:{}], and another operand has {}", low, held.begin, held.end,
+           factor.name, made.begin, made.end, to_string(said->set));
+  const auto rounded_up = [](int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); };
+  Interval needed{made.begin * w.stride - w.low, (made.end - 1) * w.stride - w.low + w.reach};
+  if (w.transposed)
+    needed = {rounded_up(made.begin + w.low - w.reach + 1, w.stride), (made.end - 1 + w.low) / w.stride + 1};
+  needed = {std::max<int64_t>(needed.begin, 0), std::min(needed.end, w.source)};
+  if (needed.size() > 0 && (needed.begin < held.begin || needed.end > held.end))
+    refuse("[{}:{}] of {} needs [{}:{}] of what it reads, and [{}:{}] is there", made.begin, made.end, factor.name,
+           needed.begin, needed.end, held.begin, held.end);
+  // As many as the kernel makes of these.
+  const bool gradient = call.attrs.contains("spatial");
+  const int64_t more = entry("output_padding", factor.window_dim);
+  const bool fits = !w.transposed ? (held.size() + low + high - w.reach) / w.stride + 1 == size
+                    : gradient    ? entry("spatial", factor.window_dim) == size &&
+                                     (size + low + high - w.reach) / w.stride + 1 == held.size()
+                               : (held.size() - 1) * w.stride + w.reach + more - low - high == size;
+  if (!fits)
+    refuse("padding {} and {} do not make {} of {} out of {} ({})", low, high, size, factor.name, held.size(), op.name);
+  return made;
+}
+
+void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
+                          const std::vector<bool>& windows, const Dims& first_result) {
+  const OpDef& d = def(op.code);
+  Attrs wanted = op.attrs;
+  Attrs also;  // what else is as right
+  if (wanted.contains("out_dtype") && !call.out.empty()) also["out_dtype"] = std::string(name_of(call.out[0].dtype));
+  for (auto& [name, value] : wanted) {
+    auto* ints = std::get_if<Ints>(&value);
+    if (!ints || op.outputs.empty()) continue;
+    const AttrRole role = role_of(d, name);
+    if (role == AttrRole::kShape && ints->size() == ref_.tensor(op.outputs[0]).dims.size()) *ints = first_result;
+    if (role == AttrRole::kEnds)
+      for (size_t k = 0; k < ints->size(); ++k)
+        if (call.in[0].local[k] != ref_.tensor(op.inputs[0]).dims[k]) (*ints)[k] = call.in[0].local[k];
+  }
+  // Of windows, entries that made_through() has looked at; left out are zeros.
+  for (const char* name : kWindowAttrs) {
+    const auto here = call.attrs.find(name);
+    if (here == call.attrs.end() || !op.attrs.contains(name)) continue;
+    const auto *mine = std::get_if<Ints>(&here->second), *own = std::get_if<Ints>(&op.attrs.at(name));
+    if (mine == nullptr || own == nullptr) continue;
+    const size_t each = std::string_view(name) == "padding" ? 2 : 1;
+    Ints found = *mine, expected = *own;
+    for (size_t f = 0; f < windows.size(); ++f) {
+      const Factor& factor = shape.factors->list[f];
+      if (!factor.window.present()) continue;
+      found.resize(std::max(found.size(), each * factor.window_rank));
+      expected.resize(found.size());
+      for (size_t k = 0; k < each && windows[f]; ++k)
+        expected[each * factor.window_dim + k] = found[each * factor.window_dim + k];
+      if (!windows[f] && std::string_view(name) == "spatial") expected[factor.window_dim] = sets[f].set.size();
+    }
+    if (found == expected) also[name] = here->second;
+  }
+  for (size_t f = 0; f < sets.size(); ++f) {
+    const Factor& factor = shape.factors->list[f];
+    if (factor.kind == FactorKind::kStream && !sets[f].whole()) wanted[factor.piece_attr] = factor.extent;
+    for (const char* name : factor.size_attrs) {
+      if (sets[f].whole())
+        also[name] = factor.extent;
+      else
+        wanted[name] = sets[f].set.size();
+    }
+    if (factor.begin_attr && factor.group.rows)
+      also[factor.begin_attr] = call.attrs.at(factor.begin_attr);  // looked at
+    if (!factor.begin_attr || sets[f].whole() || factor.group.rows) continue;
+    if (sets[f].any || sets[f].set.runs().size() != 1) no_rule("where the part of {} begins", op.name);
+    wanted[factor.begin_attr] = sets[f].set.runs()[0].begin;
+  }
+  for (const auto& [name, value] : wanted) {
+    if (name == kIndexLimit) continue;  // a check
+    const auto at = call.attrs.find(name);
+    if (at == call.attrs.end()) refuse("attribute {} of {} is missing", name, op.name);
+    if (equal(at->second, value) || (also.contains(name) && equal(at->second, also.at(name)))) continue;
+    if (is_same_dtype(name, at->second, value)) continue;
+    refuse("attribute {} is {}; {} of the one-device program has {}", name, to_string(at->second), op.name,
+           to_string(value));
+  }
+}
+
+// Where the kernel takes its part to lie is where it lies.
+void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results) {
+  const OpDef& d = def(op.code);
+  if (!(d.flags & (kRandom | kOffsetAware))) return;
+  const uint32_t placed = d.placed_dims ? d.placed_dims(view_of(ref_.graph(), op)) : ~uint32_t{0};
+  if (placed == 0) return;
+  TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
+  const bool of_input = (d.flags & kBoxOfInput) || id == kNone || ref_.tensor(id).dims.empty();
+  if (of_input) id = op.inputs.at(0);
+  const Dims& dims = ref_.tensor(id).dims;
+  const auto lies = (of_input ? call.in.at(0).value->region : results.at(0).region).in(dims);
+  if (!lies) no_rule("where a part of {} lies", op.name);
+  static const Box kNowhere;
+  const Box& box = call.box ? *call.box : kNowhere;
+  if (box.global != dims || box.origin.size() != dims.size())
+    refuse("the box is one of {}, and {} of the one-device program is {}", to_string(box.global), op.name,
+           to_string(dims));
+  const Dims& local = of_input ? call.in[0].local : call.out[0].local;
+  for (size_t k = 0; k < dims.size(); ++k) {
+    if (!(placed >> k & 1)) continue;
+    const Digit& found = lies->digits()[k];
+    const Set said = positions(box, call.samples, k, dims[k], local[k]);
+    if (found.any ? found.set.size() != said.size() : !(found.set == said))
+      refuse("the box says {} of dimension {}, and the operands are {}", to_string(said), k, to_string(found.set));
+  }
+}
+
+}  // namespace whale::proof
