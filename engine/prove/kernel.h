@@ -52,7 +52,9 @@ class Kernels {
   // Where rounding is another one than the program's, in words.
   const std::set<std::string>& exemptions() const { return exemptions_; }
   void exempt(std::string what) { exemptions_.insert(std::move(what)); }
-  void exempt_order(TensorId tensor);  // of the additions, in exact mode
+  // In exact mode: additions whose order is not known, or is not the tree's.
+  void exempt_order(TensorId tensor);
+  void exempt_split();
 
  private:
   // The digits of an operand or result that factors own, outermost first; -1: no factor's.
@@ -106,6 +108,10 @@ class Kernels {
   std::set<std::string> exemptions_;
 };
 
+// Of an op that draws by place or asks where it lies: the dimensions that it asks of (bit d: d), and whether they are
+// operand 0's.
+uint32_t placed_dims(const Graph& graph, const Op& op);
+bool box_is_of_input(const Graph& graph, const Op& op);
 // The positions of a dimension that a box says.
 Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local);
 

@@ -151,15 +151,23 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
   }
 }
 
+uint32_t placed_dims(const Graph& graph, const Op& op) {
+  const OpDef& d = def(op.code);
+  if (!(d.flags & (kRandom | kOffsetAware))) return 0;
+  return d.placed_dims ? d.placed_dims(view_of(graph, op)) : ~uint32_t{0};
+}
+
+bool box_is_of_input(const Graph& graph, const Op& op) {
+  return has_flag(op.code, kBoxOfInput) || op.outputs.empty() || op.outputs[0] == kNone ||
+         graph.tensor(op.outputs[0]).dims.empty();
+}
+
 // Where the kernel takes its part to lie is where it lies.
 void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<Value>& results) {
-  const OpDef& d = def(op.code);
-  if (!(d.flags & (kRandom | kOffsetAware))) return;
-  const uint32_t placed = d.placed_dims ? d.placed_dims(view_of(ref_.graph(), op)) : ~uint32_t{0};
+  const uint32_t placed = placed_dims(ref_.graph(), op);
   if (placed == 0) return;
-  TensorId id = op.outputs.empty() ? kNone : op.outputs[0];
-  const bool of_input = (d.flags & kBoxOfInput) || id == kNone || ref_.tensor(id).dims.empty();
-  if (of_input) id = op.inputs.at(0);
+  const bool of_input = box_is_of_input(ref_.graph(), op);
+  const TensorId id = of_input ? op.inputs.at(0) : op.outputs[0];
   const Dims& dims = ref_.tensor(id).dims;
   const auto lies = (of_input ? call.in.at(0).value->region : results.at(0).region).in(dims);
   if (!lies) no_rule("where a part of {} lies", op.name);
@@ -173,7 +181,8 @@ void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<
     if (!(placed >> k & 1)) continue;
     const Digit& found = lies->digits()[k];
     const Set said = positions(box, call.samples, k, dims[k], local[k]);
-    if (found.any ? found.set.size() != said.size() : !(found.set == said))
+    if (found.any && !found.whole()) no_rule("where a part of {} lies", op.name);
+    if (!(found.set == said))
       refuse("the box says {} of dimension {}, and the operands are {}", to_string(said), k, to_string(found.set));
   }
 }

@@ -100,6 +100,7 @@ struct Kernels::Match {
   void take_constants();
   void take_windows();
   void take_results();
+  void place_any();
   void find_cut();
   void find_groups();
   void find_terms();
@@ -119,6 +120,7 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorS
   m.take_constants();
   m.take_windows();
   m.take_results();
+  m.place_any();
   m.find_cut();
   m.find_groups();
   m.find_terms();
@@ -244,6 +246,26 @@ void Kernels::Match::take_results() {
       }
       of[static_cast<size_t>(f)] = d;
     }
+  }
+}
+
+// What draws by place, or asks where it lies, makes something that is not the same all along of what is: the box says
+// which positions.
+void Kernels::Match::place_any() {
+  const uint32_t placed = placed_dims(ref.graph(), op);
+  if (placed == 0 || op.outputs.empty()) return;
+  const bool of_input = box_is_of_input(ref.graph(), op);
+  const Layout& layout = of_input ? shape.in.at(0) : shape.out[0];
+  for (size_t d = 0; d < layout.owner.size(); ++d) {
+    const int f = layout.owner[d];
+    const auto dim = static_cast<size_t>(layout.dim[d]);
+    if (f < 0 || !of[static_cast<size_t>(f)] || !of[static_cast<size_t>(f)]->any || !(placed >> dim & 1)) continue;
+    Digit& mine = *of[static_cast<size_t>(f)];
+    mine.any = false;
+    if (mine.whole()) continue;
+    const bool alone = std::count(layout.dim.begin(), layout.dim.end(), layout.dim[d]) == 1;
+    if (!alone || call.box == nullptr || call.box->global != layout.dims) no_rule("where a part of {} lies", op.name);
+    mine.set = positions(*call.box, call.samples, dim, layout.dims[dim], mine.set.size());
   }
 }
 

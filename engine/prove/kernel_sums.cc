@@ -62,6 +62,10 @@ void Kernels::exempt_order(TensorId tensor) {
   exempt(fmt::format("but for {}, of which the order is not known", ref_.name(tensor)));
 }
 
+void Kernels::exempt_split() {
+  exempt("but for sums over what is split, which are added as the split has them");
+}
+
 void Kernels::exempt_sum(const Value& value) {
   if (is_asked_sum(value) && value.dtype != ref_.tensor(value.tensor).dtype)
     exempt(fmt::format("gradients are added up in {}, as an option of the plan asks", name_of(value.dtype)));
@@ -86,6 +90,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   const Value &sum = *call.in.at(0).value, &x = *call.in.at(1).value;
   if (call.in[0].local != call.in[1].local)
     refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
+  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
   Value out = x;
   out.dtype = sum.dtype;
   exempt_sum(out);
@@ -98,7 +103,6 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
       refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
     return {out};
   }
-  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
   if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
   Value both = with_terms(ref_, sum, x);
@@ -106,6 +110,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   if (!said.fault.empty())
     refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
   if (said.unknown) exempt_order(x.tensor);
+  if (said.split) exempt_split();
   return {both};
 }
 

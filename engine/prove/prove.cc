@@ -131,6 +131,16 @@ Proof prove(const Plan& plan) {
       out.entries.push_back(std::move(order));
       return out;
     }
+    const auto has = [&](const char* name) { return std::ranges::count(plan.entries, name, &Entry::name) > 0; };
+    const char* missing = plan.source.training.loss != kNone && plan.source.training.optimizer.kind != OptimizerKind::kNone &&
+                              !has("train") ? "train" : !has("eval") ? "eval" : nullptr;
+    if (missing != nullptr) {
+      EntryProof none;
+      none.entry = missing, none.verdict = out.verdict = ProofVerdict::kRefuted;
+      none.what = "the plan has no such entry";
+      out.entries.push_back(std::move(none));
+      return out;
+    }
     for (const Entry& entry : plan.entries) {
       out.entries.push_back(prove(plan, entry));
       const ProofVerdict v = out.entries.back().verdict;

@@ -63,11 +63,21 @@ std::vector<FactorSet> Tree::samples_of(const Terms& terms) const {
   return out;
 }
 
+bool Tree::has_others(const Terms& terms) const {
+  for (const Summand& s : terms.summands())
+    for (const TermBox& box : s.boxes)
+      for (const FactorSet& f : box)
+        if (!ref_.is_of_batch(f.key.op, f.key.factor)) return true;
+  return false;
+}
+
 Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
   if (!exact_) return {};
+  Said said;
+  said.split = has_others(a) || has_others(b);
   std::vector<FactorSet> left = samples_of(a), right = samples_of(b);
   const auto counted = [](const FactorSet& f) { return f.any; };
-  if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return {.fault = "", .unknown = true};
+  if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return said.unknown = true, said;
   const auto without = [](std::vector<FactorSet> sets, const std::vector<FactorSet>& others) {
     std::erase_if(sets, [&](const FactorSet& f) {
       return std::ranges::any_of(others, [&](const FactorSet& x) { return x.extent == f.extent && x.set == f.set; });
@@ -75,7 +85,7 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
     return sets;
   };
   std::tie(left, right) = std::pair(without(left, right), without(right, left));
-  if (left.empty() && right.empty()) return {};
+  if (left.empty() && right.empty()) return said;
   const auto all_of = [&](const std::vector<FactorSet>& sets) -> std::optional<Interval> {
     std::optional<Interval> out;
     for (const FactorSet& f : sets) {
@@ -86,11 +96,12 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
     return out;
   };
   const std::optional<Interval> l = all_of(left), r = all_of(right);
-  if (!l || !r) return {.fault = "", .unknown = true};
+  if (!l || !r) return said.unknown = true, said;
   const auto all = static_cast<int64_t>(micro_batches_.size());
-  if (*l == *r || are_halves(*l, *r, all) || are_halves(*r, *l, all)) return {};
-  return {.fault = fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}",
-                               l->begin, l->end, r->begin, r->end, all)};
+  if (*l == *r || are_halves(*l, *r, all) || are_halves(*r, *l, all)) return said;
+  said.fault = fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}",
+                               l->begin, l->end, r->begin, r->end, all);
+  return said;
 }
 
 }  // namespace whale::proof

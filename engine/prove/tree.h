@@ -22,12 +22,14 @@ class Tree {
   struct Said {
     std::string fault;     // why they are no halves of one node; "": they are, or are not of unlike micro-batches
     bool unknown = false;  // which micro-batches' they are, or only how many
+    bool split = false;    // some are of other positions than samples
   };
   Said said_of(const Terms& a, const Terms& b) const;
 
  private:
   // Sets of positions that stand for samples, of all terms; each once.
   std::vector<FactorSet> samples_of(const Terms& terms) const;
+  bool has_others(const Terms& terms) const;
   std::optional<Interval> numbers(const FactorSet& terms) const;  // of the micro-batches whose terms they are
   Reference& ref_;
   std::vector<Interval> micro_batches_;  // their samples, ascending

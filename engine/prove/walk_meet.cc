@@ -62,6 +62,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
       if (row(m)->samples == row(m - 1)->samples) continue;
       const Tree::Said said = tree_.said_of(e.in[m - 1]->terms, e.in[m]->terms);
       if (said.unknown) kernels_.exempt_order(e.in[m]->tensor);
+      if (said.split) kernels_.exempt_split();
       if (!said.fault.empty())
         refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]),
                said.fault);

@@ -119,10 +119,14 @@ def test_prove(files, tmp_path):
     proof = json.loads(whale("prove", plan, "--json"))
     assert proof["verdict"] == "proven" and [e["entry"] for e in proof["entries"]] == ["train", "eval"]
     assert wh.Plan.load(str(plan)).prove() == proof
-    # Attention piece by piece has no rule: that is said, and nothing else. Adasum is named.
-    ring = [WHALE, "prove", files / "gpt.whale", "--devices", "null:2", "--strategy", "split(2, factor=sequence)"]
-    done = subprocess.run(ring, capture_output=True, text=True)
-    assert done.returncode == 3 and done.stdout.splitlines()[-1] == "not covered" and "piece by piece" in done.stdout
+    ring = ("prove", files / "gpt.whale", "--devices", "null:2", "--strategy", "split(2, factor=sequence)")
+    assert whale(*ring).splitlines()[-1] == "proven"
+    # What there is no rule for is said, and nothing else. Adasum is named.
+    t5 = tmp_path / "t5.whale"
+    whale("model", "t5", "--batch", 8, "--layers", 1, "--dim", 20, "--heads", 2, "--vocab", 97, "--seq", 12, "-o", t5)
+    uneven = [WHALE, "prove", t5, "--devices", "null:4", "--strategy", "replica(2) > split(2, shares=[[3,1],[1,1]])"]
+    done = subprocess.run(uneven, capture_output=True, text=True)
+    assert done.returncode == 3 and done.stdout.splitlines()[-1] == "not covered"
     assert "Adasum, which is no sum" in whale("prove", files / "mlp.whale", "--devices", "null:2", "--adasum")
 
 
