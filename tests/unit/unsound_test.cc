@@ -290,3 +290,44 @@ TEST_CASE("unsound E: counted terms that overlap") {
   half.add_summand(7, {{{1, 0}, 2, Set::first(1), true}});
   CHECK(!(t.join(some(1, 4)) == kNone && t.join(half) == kNone && t.whole()));
 }
+
+TEST_CASE("unsound: every replica draws the same mask over what is the same all along") {
+  using enum OpCode;
+  for (const bool damaged : {false, true})
+    for (const char* strategy : {"replica(2)", "split(2)"}) {
+      small::Model m;
+      m.g.name = "mask";
+      const TensorId x = m.input("x", {8, 4}), w = m.variable("w", {4, 6});
+      const TensorId ones = m.op(k_fill, {}, {{"shape", Dims{8, 6}}, {"value", 1.0}}, "ones");
+      const TensorId mask = m.op(k_dropout, {ones}, {{"rate", 0.5}}, "mask");
+      const TensorId y = m.op(k_mul, {m.op(k_matmul, {x, w}, {}, "mm"), mask}, {}, "y");
+      m.minimize(m.op(k_reduce_mean, {y}, {}, "loss"), OptimizerKind::kSgd);
+      Plan plan = plan_of(m.g, "null:2", strategy, [](CompileOptions& o) { o.fusion = false; });
+      give_own_programs(plan.entries[0]);
+      int placed = 0;
+      for (Program& p : plan.entries[0].programs)
+        for (Segment& s : p.segments)
+          for (Instruction& i : s.instructions) {
+            auto* kernel = i.as<work::Kernel>();
+            if (kernel == nullptr || kernel->op != k_dropout) continue;
+            ++placed;
+            if (!damaged) continue;
+            std::ranges::fill(kernel->box.origin, 0);
+            kernel->box.batch = {}, kernel->box.cuts.clear();
+          }
+      REQUIRE(placed > 0);
+      CAPTURE(strategy);
+      const EntryProof proof = prove(plan, plan.entries[0]);
+      CHECK_MESSAGE((proof.verdict == ProofVerdict::kProven) == !damaged, proof.what);
+    }
+}
+
+TEST_CASE("unsound: a plan without an entry") {
+  small::Model m = small::mlp(8);
+  Plan plan = plan_of(m.g, "null:2", "replica(2)");
+  CHECK(prove(plan).verdict == ProofVerdict::kProven);
+  plan.entries.erase(plan.entries.begin());
+  CHECK(prove(plan).verdict == ProofVerdict::kRefuted);
+  plan.entries.clear();
+  CHECK(prove(plan).verdict == ProofVerdict::kRefuted);
+}
