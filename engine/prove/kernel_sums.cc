@@ -77,8 +77,17 @@ std::optional<Value> Kernels::cast(const KernelCall& call) {
   const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
   Value out = x;
   out.dtype = to;
+  if (const TensorId narrow = x.terms.whole() && x.dtype == own ? ref_.before_cast(x.tensor, to) : kNone;
+      narrow != kNone) {
+    out.tensor = narrow;
+    return out;
+  }
   if (x.dtype != to && (is_asked_sum(x) || is_asked_sum(out))) {
     exempt_sum(x), exempt_sum(out);
+    // Where the program casts it so, it is the program's cast.
+    const std::vector<OpId>* casts = x.dtype == own ? ref_.find(OpCode::k_cast, {x.tensor}) : nullptr;
+    const auto gives = [&](OpId id) { return ref_.tensor(ref_.graph().op(id).outputs[0]).dtype == to; };
+    if (casts != nullptr && std::ranges::any_of(*casts, gives)) return {};
     return out;
   }
   if (x.dtype == own || to != own || x.dtype != accumulate_dtype(own)) return {};

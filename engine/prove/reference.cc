@@ -32,6 +32,11 @@ void Reference::index() {
       root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
       continue;
     }
+    if (op.code == OpCode::k_cast)
+      if (const TensorId same = before_cast(reads.roots[0], g_.tensor(op.outputs[0]).dtype); same != kNone) {
+        root_[static_cast<size_t>(op.outputs[0])] = same;
+        continue;
+      }
     if (op.code == OpCode::k_fill) {
       const Tensor& t = g_.tensor(op.outputs[0]);
       const auto [at, added] = constants_.try_emplace({t.dtype, attr_float(op.attrs, "value")}, op.outputs[0]);
@@ -51,6 +56,15 @@ void Reference::index() {
       root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
   }
   find_gradients();
+}
+
+TensorId Reference::before_cast(TensorId wide, DType to) const {
+  const OpId made = wide == kNone ? kNone : g_.tensor(wide).producer;
+  if (made == kNone || g_.op(made).code != OpCode::k_cast) return kNone;
+  const TensorId from = g_.op(made).inputs[0];
+  const DType there = g_.tensor(wide).dtype;
+  const bool back = g_.tensor(from).dtype == to && is_float(to) && is_float(there) && size_of(there) > size_of(to);
+  return back ? root(from) : kNone;
 }
 
 // What updates read besides variables, and what that is a sum or a scaled form of.

@@ -33,6 +33,9 @@ class Reference {
   TensorId constant(DType dtype, double value);
   const double* constant(TensorId root) const;
 
+  // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
+  TensorId before_cast(TensorId wide, DType to) const;
+
   TensorId input(const std::string& name) const;     // kNone: none
   TensorId variable(const std::string& name) const;  // kNone: none
   TensorId step(StepScalar scalar) const;            // kNone: the program does not ask for it
