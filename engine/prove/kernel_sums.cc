@@ -82,6 +82,11 @@ std::optional<Value> Kernels::cast(const KernelCall& call) {
     out.tensor = narrow;
     return out;
   }
+  if (const TensorId by_way = x.terms.whole() && x.dtype == own ? ref_.cast_by_way(x.tensor, to) : kNone;
+      by_way != kNone) {
+    out.tensor = by_way;
+    return out;
+  }
   if (x.dtype != to && (is_asked_sum(x) || is_asked_sum(out))) {
     exempt_sum(x), exempt_sum(out);
     // Where the program casts it so, it is the program's cast.

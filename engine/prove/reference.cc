@@ -67,6 +67,24 @@ TensorId Reference::before_cast(TensorId wide, DType to) const {
   return back ? root(from) : kNone;
 }
 
+TensorId Reference::cast_by_way(TensorId narrow, DType to) const {
+  const auto casts_of = [&](TensorId id) {
+    static const std::vector<OpId> kNoOps;
+    const std::vector<OpId>* found = find(OpCode::k_cast, {id});
+    return found ? *found : kNoOps;
+  };
+  const DType from = g_.tensor(narrow).dtype;
+  if (!is_float(from) || !is_float(to)) return kNone;
+  for (const OpId first : casts_of(narrow)) {
+    const TensorId wide = root(g_.op(first).outputs[0]);
+    const DType there = g_.tensor(wide).dtype;
+    if (!is_float(there) || size_of(there) <= size_of(from) || size_of(there) <= size_of(to)) continue;
+    for (const OpId second : casts_of(wide))
+      if (g_.tensor(g_.op(second).outputs[0]).dtype == to) return root(g_.op(second).outputs[0]);
+  }
+  return kNone;
+}
+
 // What updates read besides variables, and what that is a sum or a scaled form of.
 void Reference::find_gradients() {
   std::vector<TensorId> left;

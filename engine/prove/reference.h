@@ -36,6 +36,9 @@ class Reference {
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;
 
+  // What this is cast to by way of a wider type, which rounds nothing. kNone: it is not.
+  TensorId cast_by_way(TensorId narrow, DType to) const;
+
   TensorId input(const std::string& name) const;     // kNone: none
   TensorId variable(const std::string& name) const;  // kNone: none
   TensorId step(StepScalar scalar) const;            // kNone: the program does not ask for it
