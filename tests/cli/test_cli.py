@@ -127,6 +127,9 @@ def test_prove(files, tmp_path):
     uneven = [WHALE, "prove", t5, "--devices", "null:4", "--strategy", "replica(2) > split(2, shares=[[3,1],[1,1]])"]
     done = subprocess.run(uneven, capture_output=True, text=True)
     assert done.returncode == 3 and done.stdout.splitlines()[-1] == "not covered"
+    for other in ("--pareto", "--candidates"):  # have no plan that could be proven
+        refused = subprocess.run([WHALE, "plan", files / "mlp.whale", "--devices", "null:2", "--prove", other], capture_output=True, text=True)
+        assert refused.returncode not in (0, 1, 3) and "excludes" in refused.stderr
     assert "Adasum, which is no sum" in whale("prove", files / "mlp.whale", "--devices", "null:2", "--adasum")
 
 

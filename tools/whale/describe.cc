@@ -320,6 +320,8 @@ void add_plan(CLI::App& app, int& exit_code) {
   command
       ->add_flag("--prove", state->prove,
                  "prove it equal to the program on one device, as `whale prove` does, and end as that does")
+      ->excludes("--candidates")
+      ->excludes("--pareto")
       ->excludes("--estimate");
   add_plan_options(*command, state->arguments);
   command->callback([state, &exit_code] {

@@ -111,8 +111,9 @@ class Plan:
         """Whether the plan is equal to the one-device program of its source, found without running it (docs/proof.md).
 
         ``verdict``: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); ``text``: lines for
-        a person; ``entries``: of each ``entry``, ``batch``, ``verdict``, ``what`` is proven or was expected and found, ``at`` which
-        instruction, ``path``: who made what it reads."""
+        a person; ``entries``: of each ``entry``, ``batch``, ``verdict``, ``what`` is proven or was expected and found, ``walked``: how
+        many instructions were, and where it is not proven ``at`` which instruction, ``path``: who made what it reads, ``construct``:
+        what there is no rule for. Ctrl-C is heard when it has ended."""
         return json.loads(take_text(lib.whale_plan_prove, self._handle.pointer))
 
     def in_float64(self) -> "Plan":
