@@ -42,6 +42,11 @@ Held joined(const std::vector<Piece>& pieces, const Dims& local) {
   for (size_t d = 0; d < local.size() && pieces[0].at[d] == Interval{0, local[d]}; ++d) before *= local[d];
   const auto all = hull(regions, before, elements);
   if (!all) no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
+  const auto open = [](const Region& r) {
+    return std::ranges::any_of(r.digits(), [](const Digit& d) { return d.any && !d.whole(); });
+  };
+  if (all->size() != elements && std::ranges::any_of(regions, open))
+    no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
   if (all->size() != elements)
     refuse("parts {} and {} are put together, which leave something out or have it twice", to_string(regions[0]),
            to_string(regions.back()));

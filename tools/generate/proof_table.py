@@ -3,6 +3,7 @@
 option and what is not proven; docs/proof.md has what a run gave.
 
     WHALE=build/tools/whale/whale tools/generate/proof_table.py
+    WHALE=build/tools/whale/whale tools/generate/proof_table.py --large   # models of hundreds of devices: seconds of CPU, MB
 """
 import collections
 import json
@@ -21,6 +22,7 @@ MODELS = {
     "resnet": "resnet --layers 8 --dim 8 --image 16 --batch 16 --norm-groups 4",
     "classifier100k": "classifier100k --dim 16 --classes 100 --batch 16", "cosmoflow": "cosmoflow --image 32 --batch 8",
     "unet3d": "unet3d --image 16 --dim 4 --batch 8", "dlrm": "dlrm --batch 16",
+    "gpt, 16-bit parameters": f"gpt {TEXT} --precision bf16 --parameters bf16", "mlp, split_sgd": "mlp --hidden 64 --batch 16 --precision bf16 --optimizer split_sgd",
 }
 PLANS = [
     (2, "replica", ""), (3, "replica(3, shares=[3,2,1])", ""), (2, "replica", "--accumulation 2"), (2, "split(2)", ""),
@@ -31,10 +33,42 @@ PLANS = [
     (2, "replica", "--offload state,gradients,parameters,activations --zero 1"), (2, "replica", "--precision bf16"),
     (2, "split(2)", "--precision f16"), (4, "replica(2) > pipeline(2, micro_batches=2)", "--precision bf16 --zero 1"),
     (2, "replica", "--exact --accumulation 4"), (2, "split(2)", "--matmul-chunks 2"), (2, "replica", "--adasum"),
+    (2, "replica", "--gradient-dtype bf16"), (4, "replica(4, shares=[4,2,1,1])", "--accumulate-dtype bf16 --accumulation 2"),
+    (2, "split(2, factor=sequence)", ""), (5, "replica([pipeline(3), split(2)])", ""),
+]
+OF_1024 = "replica(16) > pipeline(8, micro_batches=96) > split(8)"
+LARGE = [
+    ("gpt3-175b", "null:1024", OF_1024, ""),
+    ("gpt3-175b", "null:1024", OF_1024, "--precision bf16 --zero 1 --recompute full"),
+    ("gpt3-175b", "null:1024", OF_1024, "--zero 3"),
+    ("gpt3-175b", "null:1024", "replica(16) > pipeline(8, micro_batches=96, schedule=interleaved, virtual_stages=2) > split(8)", ""),
+    ("gpt3-175b", "null:1024", "split(8, factor=sequence) > replica(128)", "--precision bf16"),
+    ("llama3-405b --batch 256 --precision bf16", "128 nodes of 8xH100-80GB, 400Gb/s", "replica(8) > pipeline(16, micro_batches=32) > split(8)",
+     "--zero 1 --recompute full"),
+    ("deepseek-v3 --batch 7680 --precision bf16", "128 nodes of 8xH100-80GB, 400Gb/s",
+     "pipeline(16, micro_batches=120) > replica(64); experts: split(64, factor=experts)", "--zero 1 --recompute full"),
+    ("m6-1t", "null-32GB:480", "replica; experts: split(480, factor=experts)", ""),
+    ("m6-10t --precision bf16 --parameters bf16", "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
+     "--recompute full --offload parameters,state,gradients"),
 ]
 
 
+def large():
+    for model, devices, strategy, options in LARGE:
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([WHALE, "model", *model.split(), "-o", f"{folder}/m.whale"], check=True, capture_output=True)
+            child = subprocess.Popen([WHALE, "prove", f"{folder}/m.whale", "--devices", devices, "--strategy", strategy, *options.split(), "--json"],
+                                     stdout=subprocess.PIPE, text=True)
+            proof = json.loads(child.stdout.read())
+            _, _, used = os.wait4(child.pid, 0)
+        walked = proof["entries"][0]["walked"]
+        print(f"{model}, {devices}, {strategy} {options}: {proof['verdict']}, {used.ru_utime + used.ru_stime:.1f} s, "
+              f"{used.ru_maxrss / 1024:.0f} MB, {walked:,} walked", flush=True)
+
+
 def main():
+    if sys.argv[1:] == ["--large"]:
+        return large()
     every = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         for name, text in MODELS.items():
