@@ -181,8 +181,10 @@ void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<
     if (!(placed >> k & 1)) continue;
     const Digit& found = lies->digits()[k];
     const Set said = positions(box, call.samples, k, dims[k], local[k]);
-    if (found.any && !found.whole()) no_rule("where a part of {} lies", op.name);
-    if (!(found.set == said))
+    // An operand that is the same all along is so where the box says (Match::place_any).
+    const bool anywhere = found.any && !found.whole();
+    if (anywhere && !of_input) no_rule("where a part of {} lies", op.name);
+    if (anywhere ? found.set.size() != said.size() : !(found.set == said))
       refuse("the box says {} of dimension {}, and the operands are {}", to_string(said), k, to_string(found.set));
   }
 }
