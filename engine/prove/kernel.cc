@@ -204,8 +204,13 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
             c && *c == 0 && call.in[0].local == call.in[1].local)
           return {*call.in[1 - i].value};
     if (ref_.ops_of(call.code).empty()) {
-      const bool own = is_of_plans(call.code) && call.code != OpCode::k_cast;
-      if (own) no_rule("{}, which the one-device program does not have", def(call.code).name);
+      // A plan combines terms by itself, not whole values.
+      const bool whole =
+          std::ranges::all_of(call.in, [](const Operand& o) { return !o.value || o.value->terms.whole(); });
+      const bool pair =
+          call.code == OpCode::k_maximum || call.code == OpCode::k_minimum || call.code == OpCode::k_logaddexp;
+      if (is_of_plans(call.code) && call.code != OpCode::k_cast && !(pair && whole))
+        no_rule("{}, which the one-device program does not have", def(call.code).name);
       refuse("{}, which the one-device program does not have", def(call.code).name);
     }
     refuse("{}", unlike(call));
