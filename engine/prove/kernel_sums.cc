@@ -62,9 +62,7 @@ void Kernels::exempt_order(TensorId tensor) {
   exempt(fmt::format("but for {}, of which the order is not known", ref_.name(tensor)));
 }
 
-void Kernels::exempt_split() {
-  exempt("but for sums over what is split, which are added as the split has them");
-}
+void Kernels::exempt_split() { exempt("but for sums over what is split, which are added as the split has them"); }
 
 void Kernels::exempt_sum(const Value& value) {
   if (is_asked_sum(value) && value.dtype != ref_.tensor(value.tensor).dtype)

@@ -132,8 +132,11 @@ Proof prove(const Plan& plan) {
       return out;
     }
     const auto has = [&](const char* name) { return std::ranges::count(plan.entries, name, &Entry::name) > 0; };
-    const char* missing = plan.source.training.loss != kNone && plan.source.training.optimizer.kind != OptimizerKind::kNone &&
-                              !has("train") ? "train" : !has("eval") ? "eval" : nullptr;
+    const char* missing = plan.source.training.loss != kNone &&
+                                  plan.source.training.optimizer.kind != OptimizerKind::kNone && !has("train")
+                              ? "train"
+                          : !has("eval") ? "eval"
+                                         : nullptr;
     if (missing != nullptr) {
       EntryProof none;
       none.entry = missing, none.verdict = out.verdict = ProofVerdict::kRefuted;

@@ -99,8 +99,8 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
   if (!l || !r) return said.unknown = true, said;
   const auto all = static_cast<int64_t>(micro_batches_.size());
   if (*l == *r || are_halves(*l, *r, all) || are_halves(*r, *l, all)) return said;
-  said.fault = fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}",
-                               l->begin, l->end, r->begin, r->end, all);
+  said.fault = fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}", l->begin,
+                           l->end, r->begin, r->end, all);
   return said;
 }
 
