@@ -290,6 +290,51 @@ void widen_results(Graph& g) {
   }
 }
 
+// The sum of a product and a bias that only casts to one wider type read is made in that type, like the product that
+// has the bias within it: one device has that one where a split takes them apart.
+void widen_biased(Graph& g) {
+  const std::vector<int> uses = use_counts(g);
+  std::vector<std::vector<OpId>> casts(g.tensors.size());  // that read it
+  for (size_t i = 0; i < g.ops.size(); ++i)
+    if (g.ops[i].code == OpCode::k_cast) casts[static_cast<size_t>(g.ops[i].inputs[0])].push_back(static_cast<OpId>(i));
+  std::map<OpId, size_t> widened;  // sums, and which operand is the bias
+  for (size_t i = 0; i < g.ops.size(); ++i) {
+    const Op& sum = g.ops[i];
+    if (sum.code != OpCode::k_add) continue;
+    const auto& readers = casts[static_cast<size_t>(sum.outputs[0])];
+    if (readers.empty() || uses[static_cast<size_t>(sum.outputs[0])] != static_cast<int>(readers.size())) continue;
+    const DType from = g.tensor(sum.outputs[0]).dtype, to = g.tensor(g.op(readers[0]).outputs[0]).dtype;
+    if (!widens(from, to) ||
+        !std::ranges::all_of(readers, [&](OpId cast) { return g.tensor(g.op(cast).outputs[0]).dtype == to; }))
+      continue;
+    for (const size_t at : {size_t{0}, size_t{1}}) {
+      const TensorId y = sum.inputs[at], bias = sum.inputs[1 - at];
+      const OpId maker = g.tensor(y).producer;
+      if (maker == kNone || !has_flag(g.op(maker).code, kProduct) || uses[static_cast<size_t>(y)] != 1 ||
+          g.tensor(bias).dims.size() != 1 || g.tensor(y).dims != g.tensor(sum.outputs[0]).dims)
+        continue;
+      g.op(maker).attrs["out_dtype"] = std::string(name_of(to));
+      g.tensor(y).dtype = g.tensor(sum.outputs[0]).dtype = to;
+      widened.emplace(static_cast<OpId>(i), 1 - at);
+      break;
+    }
+  }
+  if (widened.empty()) return;
+  Rewriter r(g);
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    if (const auto sum = widened.find(static_cast<OpId>(i)); sum != widened.end()) {
+      const TensorId bias = r.now(r.old[i].inputs[sum->second]);
+      const Op* cast = r.producer(bias);
+      const DType to = g.tensor(r.old[i].outputs[0]).dtype;
+      const bool was_wide = cast && cast->code == OpCode::k_cast && g.tensor(cast->inputs[0]).dtype == to;
+      r.old[i].inputs[sum->second] =
+          was_wide ? cast->inputs[0] : r.emit(i, OpCode::k_cast, {bias}, {{"dtype", std::string(name_of(to))}});
+    }
+    r.keep(i);
+  }
+  r.finish();
+}
+
 // ---- one round
 // -------------------------------------------------------------------------------------------------------
 void drop_dead(Graph& g) {
@@ -430,8 +475,10 @@ void clean_as_written(Graph& graph, const std::vector<ScopeId>& written) {
   for (int round = 0; round < 4; ++round) {
     const size_t before = graph.ops.size();
     drop_dead(graph);
-    if (!graph.gradients.empty() || graph.training.loss == kNone)
-      widen_results(graph);  // gradient rules want equal dtypes
+    if (!graph.gradients.empty() || graph.training.loss == kNone) {  // gradient rules want equal dtypes
+      widen_results(graph);
+      widen_biased(graph);
+    }
     simplify(graph, written);
     drop_dead(graph);
     if (graph.ops.size() == before) break;

@@ -215,8 +215,12 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     }
     refuse("{}", unlike(call));
   }
+  // Of several that read the same the one of that name first: what is the same all along a dimension may fit others
+  // too.
+  std::vector<OpId> fit = *found;
+  std::stable_partition(fit.begin(), fit.end(), [&](OpId op) { return ref_.graph().op(op).name == call.name; });
   std::optional<Stop> last;
-  for (const OpId op : *found) try {
+  for (const OpId op : fit) try {
       return match(turned ? *turned : call, op);
     } catch (Stop& stop) {
       // What the op of that name asks for says the most.

@@ -36,12 +36,14 @@ struct KernelCall {
   std::vector<Result> out = {};  // as the plan has them
 };
 
-// A factor as two: the inner one is of this extent. Where an operand is the same all along a part of it.
+// A factor as two: the inner one, behind all others, is of this extent. Where an operand is the same all along a part
+// of it.
 struct FactorSplit {
   int factor = -1;  // none
   int64_t inner = 1;
   friend auto operator<=>(const FactorSplit&, const FactorSplit&) = default;  // NOLINT(modernize-use-nullptr)
 };
+using FactorSplits = std::vector<FactorSplit>;  // one after the other
 
 class Kernels {
  public:
@@ -68,7 +70,7 @@ class Kernels {
     std::vector<Layout> in, out;
   };
   // `rows`: of a product's leading dimensions as one.
-  const Shape& shape_of(OpId op, bool rows, const FactorSplit& split = {});
+  const Shape& shape_of(OpId op, bool rows, const FactorSplits& splits);
   struct Match;
   static FactorSplit split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list);
 
@@ -91,7 +93,7 @@ class Kernels {
   Value constant(const Result& result, double value);
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
-  std::vector<Value> match(const KernelCall& call, OpId op, const FactorSplit& split = {});
+  std::vector<Value> match(const KernelCall& call, OpId op, const FactorSplits& splits = {});
   Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
                         const std::optional<Digit>& said) const;
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call);
@@ -104,10 +106,12 @@ class Kernels {
   Reference& ref_;
   std::vector<DType> sum_dtypes_;
   const Tree& tree_;
-  std::map<std::tuple<OpId, bool, FactorSplit>, Shape> shapes_;
+  std::map<std::tuple<OpId, bool, FactorSplits>, Shape> shapes_;
   std::set<std::string> exemptions_;
 };
 
+// All but the last dimension as one.
+Dims in_rows(const Dims& dims);
 // Of an op that draws by place or asks where it lies: the dimensions that it asks of (bit d: d), and whether they are
 // operand 0's.
 uint32_t placed_dims(const Graph& graph, const Op& op);

@@ -70,7 +70,7 @@ struct Kernels::Match {
   const KernelCall& call;
   OpId id;
   const Op& op;
-  FactorSplit split;
+  FactorSplits splits;
   const Shape& shape;
   const std::vector<Factor>& list;
   // Of each factor.
@@ -83,13 +83,13 @@ struct Kernels::Match {
   Terms terms = {};  // that operands have
   Joining combine = {};
 
-  Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplit& how)
+  Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)
       : kernels(by),
         ref(by.ref_),
         call(with),
         id(of_op),
         op(ref.graph().op(of_op)),
-        split(how),
+        splits(how),
         shape(by.shape_of(of_op, makes_rows(with), how)),
         list(shape.factors->list),
         of(list.size()),
@@ -106,17 +106,26 @@ struct Kernels::Match {
   void find_terms();
   Value result(size_t o) const;
   void name_terms(size_t o, Value& value) const;
+  std::optional<size_t> inner_of(size_t f) const;
+  std::optional<FactorSet> cut_of(size_t f) const;
   void check_operands() const;
 };
 
-std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorSplit& split) {
+std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorSplits& splits) {
   const Op& op = ref_.graph().op(id);
   if (call.out.size() > op.outputs.size())
     refuse("it makes {} results, {} of the one-device program {}", call.out.size(), op.name, op.outputs.size());
   if (has_flag(call.code, kRandom) && call.key != op.key)
     refuse("random numbers of key {}, where {} of the one-device program has {}", call.key, op.name, op.key);
-  Match m(*this, call, id, split);
-  if (const FactorSplit two = m.take_operands(); two.factor >= 0) return match(call, id, two);
+  Match m(*this, call, id, splits);
+  if (const FactorSplit two = m.take_operands(); two.factor >= 0) {
+    const auto f = static_cast<size_t>(two.factor);
+    if (m.list[f].kind == FactorKind::kReduce && (m.inner_of(f) || f + splits.size() >= m.list.size()))
+      no_rule("{} is cut to parts of parts along {}", op.name, m.list[f].name);
+    FactorSplits more = splits;
+    more.push_back(two);
+    return match(call, id, more);
+  }
   m.take_constants();
   m.take_windows();
   m.take_results();
@@ -156,8 +165,11 @@ FactorSplit Kernels::Match::take_operands() {
     kernels.exempt_sum(*v);
     if (!v->terms.whole()) partial.push_back(i);
     if (ref.constant(v->tensor)) continue;
-    const auto digits = v->region.spread(shape.in[i].dims, call.in[i].local).in(shape.in[i].digits);
-    if (!digits && split.factor < 0)
+    const Dims& local = call.in[i].local;
+    const Region spread = v->region.spread(shape.in[i].dims, makes_rows(call) ? in_rows(local) : local);
+    const auto digits = spread.in(shape.in[i].digits);
+    constexpr size_t kMostSplits = 8;
+    if (!digits && splits.size() < kMostSplits)
       if (const FactorSplit two = split_of(v->region, shape.in[i], list); two.factor >= 0) return two;
     if (!digits) no_rule("{} of operand {}, of {}", to_string(v->region), i, to_string(whole.dims));
     for (size_t k = 0; k < digits->digits().size(); ++k) {
@@ -410,6 +422,32 @@ Value Kernels::Match::result(size_t o) const {
   return v;
 }
 
+std::optional<size_t> Kernels::Match::inner_of(size_t f) const {
+  for (size_t k = 0; k < splits.size(); ++k)
+    if (splits[k].factor == static_cast<int>(f)) return list.size() - splits.size() + k;
+  return {};
+}
+
+// The positions of a factor that is cut. One that was divided is one again where its positions are known; none: they
+// are told with those of the other half.
+std::optional<FactorSet> Kernels::Match::cut_of(size_t f) const {
+  const auto of_factor = [&](size_t k) {
+    return FactorSet{{id, static_cast<int32_t>(k)}, list[k].extent, sets[k].set, sets[k].any};
+  };
+  const auto known = [&](size_t k) { return !sets[k].any || sets[k].whole(); };
+  const size_t first = list.size() - splits.size();
+  const size_t outer = f < first ? f : static_cast<size_t>(splits[f - first].factor);
+  const std::optional<size_t> inner = inner_of(outer);
+  if (list[f].kind != FactorKind::kReduce || !inner || !known(outer) || !known(*inner)) return of_factor(f);
+  if (f != outer && !sets[outer].whole()) return {};
+  FactorSet both = of_factor(outer);
+  both.extent *= sets[*inner].extent, both.any = false;
+  const auto set = both.set.times(sets[*inner].set, sets[*inner].extent);
+  if (!set) no_rule("{} of {} and {} of {}", to_string(both.set), list[f].name, to_string(sets[*inner].set), op.name);
+  both.set = *set;
+  return both;
+}
+
 // The terms of the factors that are cut, beside those of the operands.
 void Kernels::Match::name_terms(size_t o, Value& v) const {
   TermBox mine;
@@ -417,7 +455,9 @@ void Kernels::Match::name_terms(size_t o, Value& v) const {
     const bool streamed =
         list[f].kind == FactorKind::kStream && (o >= list[f].outputs.size() || !list[f].outputs[o].present());
     if (!streamed && (o >= list[f].partial.size() || !list[f].partial[o])) continue;
-    FactorSet terms_of{{id, static_cast<int32_t>(f)}, list[f].extent, sets[f].set, sets[f].any};
+    std::optional<FactorSet> positions = cut_of(f);
+    if (!positions) continue;
+    FactorSet& terms_of = *positions;
     if (list[f].group.rows && group_of(list, o, false) == static_cast<int>(f)) {
       // Those of its own rows are all that there are.
       const Interval run = sets[f].set.runs()[0];
@@ -426,12 +466,13 @@ void Kernels::Match::name_terms(size_t o, Value& v) const {
           Set(Interval{run.begin - groups->begin * list[f].group.rows, run.end - groups->begin * list[f].group.rows});
       if (terms_of.set.is_first(terms_of.extent)) continue;
     }
-    mine.push_back(std::move(terms_of));
+    mine.push_back(terms_of);
     const bool merges = streamed && list[f].merge != OpCode{};
     const Joining how = merges ? Joining(list[f].merge) : Joining(list[f].combine_of(o));
     if ((mine.size() > 1 || !terms.whole()) && how != v.combine) no_rule("{} combines in two ways", op.name);
     v.combine = how;
   }
+  std::ranges::sort(mine, {}, &FactorSet::key);
   if (const auto key = !mine.empty() && call.in.size() == 1 ? groups_behind(ref, op.inputs[0]) : std::nullopt) {
     const auto groups = std::ranges::find_if(mine, [&](const FactorSet& f) {
       return list[static_cast<size_t>(f.key.factor)].inputs[0] == SubAxis{0, 1, 1};

@@ -6,12 +6,6 @@
 namespace whale::proof {
 namespace {
 
-// All but the last dimension as one.
-Dims in_rows(const Dims& dims) {
-  if (dims.size() <= 2) return dims;
-  return {element_count(dims) / dims.back(), dims.back()};
-}
-
 // A factor as an outer one, in its place, and an inner one, the last.
 void divide(Factors& factors, size_t f, int64_t inner) {
   factors.list.push_back(factors.list[f]);
@@ -29,6 +23,11 @@ void divide(Factors& factors, size_t f, int64_t inner) {
 
 }  // namespace
 
+Dims in_rows(const Dims& dims) {
+  if (dims.size() <= 2) return dims;
+  return {element_count(dims) / dims.back(), dims.back()};
+}
+
 // The factor whose digit the region divides; none: it divides none that may be divided.
 FactorSplit Kernels::split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list) {
   size_t k = 0;
@@ -45,16 +44,16 @@ FactorSplit Kernels::split_of(const Region& region, const Layout& layout, const 
       }
       if (n % left || layout.owner[k] < 0) return {};
       const Factor& f = list[static_cast<size_t>(layout.owner[k])];
-      const bool plain =
-          f.kind == FactorKind::kMap && f.unit == 1 && f.size_attrs.empty() && !f.begin_attr && !f.group.rows;
+      const bool plain = (f.kind == FactorKind::kMap || f.kind == FactorKind::kReduce) && f.unit == 1 &&
+                         f.size_attrs.empty() && !f.begin_attr && !f.group.rows;
       return plain ? FactorSplit{layout.owner[k], n / left} : FactorSplit{};
     }
   }
   return {};
 }
 
-const Kernels::Shape& Kernels::shape_of(OpId id, bool rows, const FactorSplit& split) {
-  const auto [at, added] = shapes_.try_emplace({id, rows, split});
+const Kernels::Shape& Kernels::shape_of(OpId id, bool rows, const FactorSplits& splits) {
+  const auto [at, added] = shapes_.try_emplace({id, rows, splits});
   Shape& shape = at->second;
   if (!added) return shape;
   const Op& op = ref_.graph().op(id);
@@ -67,10 +66,10 @@ const Kernels::Shape& Kernels::shape_of(OpId id, bool rows, const FactorSplit& s
   } else {
     shape.factors = &ref_.factors(op);
   }
-  if (split.factor >= 0) {
+  if (!splits.empty()) {
     shape.own = *shape.factors;
     shape.factors = &shape.own;
-    divide(shape.own, static_cast<size_t>(split.factor), split.inner);
+    for (const FactorSplit& split : splits) divide(shape.own, static_cast<size_t>(split.factor), split.inner);
   }
   const auto lay_out = [&](TensorId tensor, size_t operand, bool input) {
     Layout out;

@@ -234,7 +234,7 @@ std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
     const Value& x = *call.in[at].value;
     const TensorId sum = ref_.root(op.inputs[at]);
     const TensorIds all = summands_of(ref_, sum);
-    const std::vector<std::vector<int>>& linear = shape_of(id, false).factors->linear;
+    const std::vector<std::vector<int>>& linear = shape_of(id, false, {}).factors->linear;
     if (std::ranges::count(linear, std::vector<int>{static_cast<int>(at)}) == 0) continue;
     const TensorIds mine = x.terms.whole() ? summands_of(ref_, x.tensor) : TensorIds{x.tensor};
     if (all.size() <= mine.size() || !has_all(all, mine) || ref_.tensor(sum).dtype != x.dtype) continue;

@@ -133,9 +133,55 @@ Region Region::spread(const Dims& dims, const Dims& local) const {
   return Region(std::move(out));
 }
 
+namespace {
+
+// The positions of a digit that stand at these places among those that are held.
+std::optional<Digit> at(Digit d, const Set& places) {
+  if (d.any && !d.whole()) {
+    d.set = Set::first(places.size());
+    return d;
+  }
+  auto set = d.set.at(places);
+  if (!set) return {};
+  d.set = d.any ? Set::first(set->size()) : std::move(*set);
+  return d;
+}
+
+// Elements [part.begin, part.end) of these digits from the first on: whole rows, or a part of one.
+std::optional<std::vector<Digit>> run_of(std::vector<Digit> digits, Interval part) {
+  for (size_t i = 0; i < digits.size(); ++i) {
+    int64_t row = 1;
+    for (size_t k = i + 1; k < digits.size(); ++k) row *= digits[k].set.size();
+    if (row == 0) return {};
+    const bool rows = part.begin % row == 0 && part.end % row == 0, in_one = part.begin / row == (part.end - 1) / row;
+    if (!rows && !in_one) {
+      auto both = merged(digits[i], digits[i + 1]);
+      if (!both) return {};
+      digits[i] = std::move(*both);
+      digits.erase(digits.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      --i;
+      continue;
+    }
+    const int64_t first = part.begin / row;
+    auto some = at(std::move(digits[i]), Set(Interval{first, rows ? part.end / row : first + 1}));
+    if (!some) return {};
+    digits[i] = std::move(*some);
+    if (rows) return digits;
+    part = {part.begin - first * row, part.end - first * row};
+  }
+  return digits;
+}
+
+}  // namespace
+
 std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, Interval part) const {
   if (part == Interval{0, extent}) return *this;
   if (outer * extent * inner != size()) return {};
+  if (part.size() == 0 && !digits_.empty()) {
+    Region none = *this;
+    none.digits_.back().set = Set();
+    return none;
+  }
   std::vector<Digit> out;
   size_t i = 0, end = digits_.size();
   for (; i < end && outer % std::max<int64_t>(digits_[i].set.size(), 1) == 0; ++i) {
@@ -147,26 +193,25 @@ std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, 
          (inner > 1 || digits_[end - 1].set.size() == 1) && end - 1 > i)
     inner /= digits_[--end].set.size();
   if (i == end) return {};
-  Digit d = digits_[i];
-  for (size_t k = i + 1; k < end; ++k) {
-    auto both = merged(d, digits_[k]);
-    if (!both) return {};
-    d = std::move(*both);
-  }
-  if (outer * extent * inner != d.set.size()) return {};
-  const auto places = places_of(outer, extent, inner, Set(part));
-  if (!places) return {};
-  if (d.any && !d.whole()) {
-    d.set = Set::first(places->size());
+  std::vector<Digit> middle(digits_.begin() + static_cast<std::ptrdiff_t>(i),
+                            digits_.begin() + static_cast<std::ptrdiff_t>(end));
+  if (outer == 1) {
+    auto run = run_of(std::move(middle), {part.begin * inner, part.end * inner});
+    if (!run) return {};
+    out.insert(out.end(), run->begin(), run->end());
   } else {
-    auto set = d.set.at(*places);
-    if (!set) return {};
-    if (d.any)
-      d.set = Set::first(set->size());
-    else
-      d.set = std::move(*set);
+    Digit d = middle[0];
+    for (size_t k = 1; k < middle.size(); ++k) {
+      auto both = merged(d, middle[k]);
+      if (!both) return {};
+      d = std::move(*both);
+    }
+    if (outer * extent * inner != d.set.size()) return {};
+    const auto places = places_of(outer, extent, inner, Set(part));
+    auto some = places ? at(std::move(d), *places) : std::nullopt;
+    if (!some) return {};
+    out.push_back(std::move(*some));
   }
-  out.push_back(std::move(d));
   out.insert(out.end(), digits_.begin() + static_cast<std::ptrdiff_t>(end), digits_.end());
   return Region(std::move(out));
 }

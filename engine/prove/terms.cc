@@ -15,6 +15,7 @@ const FactorSet* find(const TermBox& box, const FactorKey& key) {
 bool meet(const TermBox& a, const TermBox& b) {
   return std::all_of(a.begin(), a.end(), [&](const FactorSet& f) {
     const FactorSet* other = find(b, f.key);
+    if (other != nullptr && other->extent != f.extent) return true;  // of a factor that was divided: who knows
     if (other != nullptr && (f.any || other->any)) return f.set.size() + other->set.size() > f.extent;
     return other == nullptr || f.set.meets(other->set);
   });
@@ -25,7 +26,7 @@ bool merge(TermBox& a, const TermBox& b) {
   if (a.size() != b.size()) return false;
   size_t differ = a.size(), counted = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!(a[i].key == b[i].key) || a[i].any != b[i].any) return false;
+    if (!(a[i].key == b[i].key) || a[i].any != b[i].any || a[i].extent != b[i].extent) return false;
     if (a[i].any) counted = i;
     if (a[i].set == b[i].set) continue;
     if (differ != a.size()) return false;
@@ -47,7 +48,8 @@ std::vector<TermBox> recounted(const TermBox& a, const TermBox& b) {
   if (a.size() != b.size()) return {};
   std::vector<size_t> counted;
   for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].key != b[i].key || a[i].any != b[i].any || (!a[i].any && !(a[i].set == b[i].set))) return {};
+    if (a[i].key != b[i].key || a[i].any != b[i].any || a[i].extent != b[i].extent) return {};
+    if (!a[i].any && !(a[i].set == b[i].set)) return {};
     if (a[i].any) counted.push_back(i);
   }
   if (counted.size() != 2) return {};

@@ -370,7 +370,7 @@ struct Verdicts {
 };
 // Random plans of a number each, from `first` on; `say` is given those that are not proven.
 template <class Say>
-Verdicts prove_random(int64_t first, int64_t count, int64_t most, Say say) {
+Verdicts prove_random(int64_t first, int64_t count, int64_t most, Precision precision, Say say) {
   using namespace whale::test;
   Verdicts v;
   for (int64_t n = first; n < first + count; ++n) {
@@ -378,7 +378,8 @@ Verdicts prove_random(int64_t first, int64_t count, int64_t most, Say say) {
     const PlanCase c = random_plan_case(dice, most);
     std::optional<Plan> plan;
     try {
-      const Graph g = graph_of(c);
+      Graph g = graph_of(c);
+      g.training.precision = precision;
       plan = compile(g, parse_devices(fmt::format("ref:{}", c.devices)), options_of(c, g));
     } catch (const Error&) {
       ++v.none;
@@ -401,19 +402,27 @@ std::string to_string(const Verdicts& v) {
 
 // No false alarm, and few of them not covered (docs/proof.md says which).
 TEST_CASE("property: random plans are proven") {
-  const Verdicts v = prove_random(1, 250, 8, [](const test::PlanCase& c, const Proof& proof) {
-    if (proof.verdict == ProofVerdict::kRefuted) MESSAGE(test::to_string(c) << "\n" << text(proof));
-  });
-  MESSAGE(to_string(v));
-  CHECK(v.refuted == 0);
-  CHECK(v.open * 100 <= v.proven);
+  for (const Precision precision : {Precision::kFloat64, Precision::kBFloat16, Precision::kFloat16}) {
+    const bool half = precision != Precision::kFloat64;
+    const Verdicts v = prove_random(1, half ? 60 : 250, 8, precision, [](const test::PlanCase& c, const Proof& proof) {
+      if (proof.verdict == ProofVerdict::kRefuted) MESSAGE(test::to_string(c) << "\n" << text(proof));
+    });
+    MESSAGE(kPrecisions[static_cast<size_t>(precision)] << ": " << to_string(v));
+    CHECK(v.refuted == 0);
+    CHECK(v.open * 100 <= v.proven);
+  }
 }
 
-// Not a test: WHALE_HUNT="first count most_devices" shows which of many are not proven.
+// Not a test: WHALE_HUNT="first count most_devices precision" shows which of many are not proven.
 TEST_CASE("hunt for plans that are not proven" * doctest::skip()) {
   long first = 0, count = 1000, most = 8;
-  if (const char* text = std::getenv("WHALE_HUNT")) std::sscanf(text, "%ld %ld %ld", &first, &count, &most);
-  const Verdicts v = prove_random(first, count, most, [](const test::PlanCase& c, const Proof& proof) {
+  char precision[16] = "f64";
+  if (const char* text = std::getenv("WHALE_HUNT"))
+    std::sscanf(text, "%ld %ld %ld %15s", &first, &count, &most, precision);
+  const auto known = std::ranges::find(kPrecisions, std::string_view(precision));
+  REQUIRE(known != std::end(kPrecisions));
+  const auto of = static_cast<Precision>(known - kPrecisions);
+  const Verdicts v = prove_random(first, count, most, of, [](const test::PlanCase& c, const Proof& proof) {
     fmt::print("{}\n{}\n", test::to_string(c), text(proof));
   });
   fmt::print("{}\n", to_string(v));
