@@ -48,7 +48,7 @@ Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const 
     if (ref.constant(e.in[m]->tensor)) no_rule("{} put together with other parts", describe(ref, *e.in[m]));
     pieces.push_back({e.in[m], {{0, outer}, at, {0, inner}}});
   }
-  return joined(pieces, {outer, extent, inner});
+  return joined(ref, pieces, {outer, extent, inner});
 }
 
 Held part(Reference& ref, const Held& all, const SubAxisCuts& cuts, const Dims& local, size_t member) {

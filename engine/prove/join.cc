@@ -14,7 +14,7 @@ std::optional<Region> box_of(const Region& region, const Dims& local, const std:
   return out;
 }
 
-Held joined(const std::vector<Piece>& pieces, const Dims& local) {
+Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& local) {
   if (pieces.empty()) refuse("nothing is put together for {}", to_string(local));
   const Value& first = *pieces[0].value;
   std::vector<Region> regions;
@@ -30,10 +30,7 @@ Held joined(const std::vector<Piece>& pieces, const Dims& local) {
   }
   if (elements != element_count(local))
     refuse("parts of {} elements are put together for {}", elements, to_string(local));
-  const auto constant = [](const Region& r) {  // a number, of whatever shape
-    return std::ranges::all_of(r.digits(), [](const Digit& d) { return d.any && d.whole(); });
-  };
-  if (std::ranges::all_of(regions, constant)) {
+  if (ref.constant(first.tensor)) {  // a number, of whatever shape
     Value out = first;
     out.region = Region({Digit{elements, Set::first(elements), true}});
     return std::make_shared<const Value>(std::move(out));

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "prove/reference.h"
 #include "prove/value.h"
 
 namespace whale::proof {
@@ -14,7 +15,7 @@ struct Piece {
 };
 
 // The value of these local dims that the pieces make; stops where they are none of one tensor, or lie elsewhere in it.
-Held joined(const std::vector<Piece>& pieces, const Dims& local);
+Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& local);
 // The part of a region that lies, locally, in these intervals.
 std::optional<Region> box_of(const Region& region, const Dims& local, const std::vector<Interval>& at);
 

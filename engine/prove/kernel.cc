@@ -49,6 +49,15 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
   if (!call.in.empty() && call.in[0].value && !call.in[0].value->terms.whole() &&
       call.in[0].value->combine == Joining(call.code))
     return merge(call);
+  for (const auto& [code, combine] : kPairs)  // nothing beside terms; zeros may be another summand's (with_zeros)
+    for (const size_t i : {size_t{0}, size_t{1}}) {
+      if (call.code != code || combine == Combine::kSum) continue;
+      const Value &none = *call.in.at(i).value, &terms = *call.in.at(1 - i).value;
+      const double* c = ref_.constant(none.tensor);
+      if (c && is_neutral(name_of(combine), *c) && !terms.terms.whole() && terms.combine == combine &&
+          call.in[0].local == call.in[1].local)
+        return {terms};
+    }
   if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
   if (call.code == OpCode::k_cast)
     if (auto made = cast(call)) return {std::move(*made)};
@@ -181,6 +190,12 @@ std::vector<Value> Kernels::slice(const KernelCall& call) {
 }
 
 std::vector<Value> Kernels::one(const KernelCall& call) {
+  const auto of_no_terms = [&](const Operand& o) {
+    const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
+    return c && (*c == 0 || std::isinf(*c));
+  };
+  if (std::ranges::any_of(call.in, of_no_terms))
+    if (std::vector<Value> none = zeros(call); !none.empty()) return none;
   TensorIds roots;
   for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
   const std::vector<OpId>* found = ref_.find(call.code, roots);
@@ -192,7 +207,6 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     found = ref_.find(call.code, roots);
   }
   if (!found) {
-    if (std::vector<Value> none = zeros(call); !none.empty()) return none;
     if (auto made = with_zeros(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
     if (auto made = more_terms(call)) return {*made};
@@ -215,6 +229,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     }
     refuse("{}", unlike(call));
   }
+  if (auto made = beside_zeros(turned ? *turned : call, *found)) return *made;
   // Of several that read the same the one of that name first: what is the same all along a dimension may fit others
   // too.
   std::vector<OpId> fit = *found;
@@ -226,7 +241,6 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
       // What the op of that name asks for says the most.
       if (!last || ref_.graph().op(op).name == call.name) last = std::move(stop);
     }
-  if (std::vector<Value> none = zeros(call); !none.empty()) return none;
   if (auto made = with_zeros(call)) return *made;
   throw *last;
 }
@@ -236,27 +250,38 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   const OpDef& d = def(call.code);
   if (!d.factors) return {};
   OpView view{call.code, &call.attrs, {}, {}, {}};
-  std::vector<char> zero;
+  TensorIds roots;
   for (const Operand& o : call.in) {
     view.present.push_back(o.value != nullptr);
     view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
+    roots.push_back(o.value ? o.value->tensor : kNone);
     const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
-    zero.push_back(c && *c == 0);
     if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
   }
   for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
-  const Factors factors = d.factors(view);
-  const bool linear = std::any_of(factors.linear.begin(), factors.linear.end(), [&](const std::vector<int>& set) {
-    return !set.empty() && std::all_of(set.begin(), set.end(), [&](int i) { return zero[static_cast<size_t>(i)]; });
-  });
+  const bool linear = ref_.makes_zeros(d.factors(view), roots);
   std::vector<Value> out;
   for (const Result& r : call.out)
     if (linear) out.push_back(constant(r, 0));
   return out;
 }
 
+// The program adds zeros to this, which changes nothing; or they are those of a sum without terms.
+std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, const std::vector<OpId>& found) {
+  if (call.code != OpCode::k_add) return {};
+  const TensorId same = ref_.root(ref_.graph().op(found[0]).outputs[0]);
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    if (!ref_.is_zero(call.in[i].value->tensor) || call.in[1 - i].value->tensor != same) continue;
+    const auto named = [&](OpId op) { return ref_.graph().op(op).name == call.name; };
+    if (std::ranges::none_of(found, named))
+      if (auto made = with_zeros(call, true)) return made;
+    return std::vector<Value>{*call.in[1 - i].value};
+  }
+  return {};
+}
+
 // Zero in the place of a sum is that sum without any of its terms.
-std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call) {
+std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call, bool of_that_name) {
   const auto zero = [&](size_t i) {
     const double* c = call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr;
     return c && *c == 0;
@@ -271,7 +296,8 @@ std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call) {
       fits = root != kNone && zero(i) && call.in[i].value->dtype == ref_.tensor(root).dtype;
       any = true;
     }
-    if (fits && any) fit.insert(op.name == call.name ? fit.begin() : fit.end(), id);
+    if (fits && any && (!of_that_name || op.name == call.name))
+      fit.insert(op.name == call.name ? fit.begin() : fit.end(), id);
   }
   for (const OpId id : fit) {
     const Op& op = ref_.graph().op(id);
@@ -325,7 +351,7 @@ std::optional<Value> Kernels::part_of_one(const KernelCall& call) {
     begin += o.local[axis];
     pieces.push_back({std::make_shared<const Value>(*o.value), std::move(at)});
   }
-  return *joined(pieces, local);
+  return *joined(ref_, pieces, local);
 }
 
 Value Kernels::constant(const Result& r, double value) {

@@ -95,6 +95,10 @@ struct Kernels::Match {
         of(list.size()),
         read(list.size()) {}
 
+  // As the layout has it.
+  Dims local_of(size_t operand) const {
+    return makes_rows(call) ? in_rows(call.in[operand].local) : call.in[operand].local;
+  }
   void take(int f, const Digit& d, size_t operand);
   FactorSplit take_operands();  // or how a factor has to be split first
   void take_constants();
@@ -165,9 +169,7 @@ FactorSplit Kernels::Match::take_operands() {
     kernels.exempt_sum(*v);
     if (!v->terms.whole()) partial.push_back(i);
     if (ref.constant(v->tensor)) continue;
-    const Dims& local = call.in[i].local;
-    const Region spread = v->region.spread(shape.in[i].dims, makes_rows(call) ? in_rows(local) : local);
-    const auto digits = spread.in(shape.in[i].digits);
+    const auto digits = v->region.spread(shape.in[i].dims, local_of(i)).in(shape.in[i].digits);
     constexpr size_t kMostSplits = 8;
     if (!digits && splits.size() < kMostSplits)
       if (const FactorSplit two = split_of(v->region, shape.in[i], list); two.factor >= 0) return two;
@@ -199,11 +201,12 @@ void Kernels::Match::take_constants() {
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value || !ref.constant(call.in[i].value->tensor)) continue;
     const Layout& layout = shape.in[i];
+    const Dims local = local_of(i);
     for (size_t k = 0; k < layout.owner.size(); ++k) {
       const auto f = static_cast<size_t>(layout.owner[k]), dim = static_cast<size_t>(layout.dim[k]);
-      if (layout.owner[k] < 0 || of[f] || dim >= call.in[i].local.size()) continue;
+      if (layout.owner[k] < 0 || of[f] || dim >= local.size()) continue;
       if (std::count(layout.dim.begin(), layout.dim.end(), layout.dim[k]) == 1)
-        of[f] = Digit{layout.digits[k], Set::first(call.in[i].local[dim]), true};
+        of[f] = Digit{layout.digits[k], Set::first(local[dim]), true};
     }
   }
 }

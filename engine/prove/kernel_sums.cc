@@ -20,8 +20,8 @@ int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& look
   return n;
 }
 
-// The tensors that a sum is made of, if they are few and each is in it once.
-TensorIds summands_of(const Reference& ref, TensorId sum) {
+// The tensors that a sum is made of, if they are few, as often as they are in it.
+TensorIds all_summands_of(const Reference& ref, TensorId sum) {
   constexpr size_t kMost = 16;
   TensorIds left{sum}, out;
   while (!left.empty()) {
@@ -32,11 +32,19 @@ TensorIds summands_of(const Reference& ref, TensorId sum) {
     if (adds && std::ranges::all_of(ref.graph().op(made).inputs,
                                     [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
       for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
-    else if (std::ranges::count(out, id) || out.size() == kMost)
+    else if (out.size() == kMost)
       return {};
     else
       out.push_back(id);
   }
+  std::ranges::sort(out);
+  return out;
+}
+
+// If each is in it once.
+TensorIds summands_of(const Reference& ref, TensorId sum) {
+  TensorIds out = all_summands_of(ref, sum);
+  if (std::adjacent_find(out.begin(), out.end()) != out.end()) return {};
   return out;
 }
 
@@ -190,13 +198,26 @@ void Kernels::check_lines(const KernelCall& call, const Factors& factors) const 
         refuse("operand {} is {}, and all of dimension {} is needed", i, describe(ref_, *call.in[i].value), d);
 }
 
-// The program adds these two in another order: a part of the smallest sum that has both.
+// The program adds these two in another order: one of its sums, or a part of the smallest that has both.
 std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
   if (tree_.asked() || call.code != OpCode::k_add || !call.in[0].value || !call.in[1].value ||
       call.in[0].local != call.in[1].local)
     return {};
   const Value &a = *call.in[0].value, &b = *call.in[1].value;
   if (!a.terms.whole() || !b.terms.whole() || a.dtype != b.dtype || !same(a.region, b.region)) return {};
+  const auto fits = [&](TensorId sum) {
+    return ref_.tensor(sum).dims == ref_.tensor(a.tensor).dims && ref_.tensor(sum).dtype == a.dtype;
+  };
+  TensorIds wanted = all_summands_of(ref_, a.tensor);
+  for (const TensorId id : all_summands_of(ref_, b.tensor)) wanted.push_back(id);
+  std::ranges::sort(wanted);
+  for (const OpId id : ref_.ops_of(OpCode::k_add)) {
+    const TensorId out = ref_.root(ref_.graph().op(id).outputs[0]);
+    if (!fits(out) || all_summands_of(ref_, out) != wanted) continue;
+    Value all = a;
+    all.tensor = out;
+    return all;
+  }
   const TensorIds left = summands_of(ref_, a.tensor), right = summands_of(ref_, b.tensor);
   if (std::ranges::any_of(left, [&](TensorId id) { return std::ranges::count(right, id) > 0; })) return {};
   TensorIds best, both = left;
@@ -204,7 +225,7 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
   TensorId sum = kNone;
   for (const OpId id : ref_.ops_of(OpCode::k_add)) {
     const TensorId out = ref_.root(ref_.graph().op(id).outputs[0]);
-    if (ref_.tensor(out).dims != ref_.tensor(a.tensor).dims || ref_.tensor(out).dtype != a.dtype) continue;
+    if (!fits(out)) continue;
     TensorIds all = summands_of(ref_, out);
     if (!has_all(all, left) || !has_all(all, right)) continue;
     if (sum == kNone || all.size() < best.size()) sum = out, best = std::move(all);

@@ -87,7 +87,7 @@ void Memory::replace(const Place& place, const std::function<Held(const Held&)>&
     if (at->second.end > place.begin) at->second.value = now(at->second.value);
 }
 
-Held Memory::read(const Place& place, DType dtype) const {
+Held Memory::read(const Reference& ref, const Place& place, DType dtype) const {
   const std::vector<Part> all = parts(place);
   if (all.empty()) return nullptr;
   if (all.size() == 1) return all[0].value;
@@ -98,7 +98,7 @@ Held Memory::read(const Place& place, DType dtype) const {
     pieces.push_back({p.value, {{begin, begin + p.bytes / size}}});
     begin += p.bytes / size;
   }
-  return joined(pieces, {place.bytes / size});
+  return joined(ref, pieces, {place.bytes / size});
 }
 
 }  // namespace whale::proof

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "plan/plan.h"
+#include "prove/reference.h"
 #include "prove/value.h"
 
 namespace whale::proof {
@@ -22,7 +23,7 @@ class Memory {
   void write(const Place& place, Held value);
   // What lies there, put together from whole ranges and parts of them; null: nobody wrote it. Stops where parts do not
   // make one part of one tensor.
-  Held read(const Place& place, DType dtype) const;
+  Held read(const Reference& ref, const Place& place, DType dtype) const;
   // The same range by range, in order; empty: nobody wrote some of it.
   struct Part {
     int64_t bytes = 0;

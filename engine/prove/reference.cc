@@ -44,6 +44,17 @@ void Reference::index() {
       if (added) values_.emplace(at->second, at->first.second);
       continue;
     }
+    if (std::ranges::any_of(reads.roots, [&](TensorId id) { return is_zero(id); }) && def(op.code).factors &&
+        makes_zeros(factors_.of(g_, op), reads.roots)) {
+      for (const TensorId id : op.outputs)
+        if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
+      continue;
+    }
+    if (const TensorId other = beside_zero(op, reads.roots); other != kNone) {
+      root_[static_cast<size_t>(op.outputs[0])] = other;
+      reads_[reads].push_back(static_cast<OpId>(i));
+      continue;
+    }
     std::vector<OpId>& alike = reads_[reads];
     const auto twin =
         std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_op(g_, g_.op(other), op); });
@@ -164,6 +175,32 @@ TensorId Reference::constant(DType dtype, double value) {
     values_.emplace(at->second, value);
   }
   return at->second;
+}
+
+TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
+  if (op.code != OpCode::k_add) return kNone;
+  for (const size_t i : {size_t{0}, size_t{1}})
+    if (is_zero(roots[i]) && g_.tensor(op.inputs[1 - i]).dims == g_.tensor(op.outputs[0]).dims) return roots[1 - i];
+  return kNone;
+}
+
+TensorId Reference::zero_like(TensorId id) {
+  const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, 0.0}, id);
+  if (added) values_.emplace(id, 0.0);
+  return at->second;
+}
+
+bool Reference::is_zero(TensorId root) const {
+  const double* c = root == kNone ? nullptr : constant(root);
+  return c != nullptr && *c == 0;
+}
+
+bool Reference::makes_zeros(const Factors& factors, const TensorIds& roots) const {
+  return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
+    return !set.empty() && std::ranges::all_of(set, [&](int i) {
+      return static_cast<size_t>(i) < roots.size() && is_zero(roots[static_cast<size_t>(i)]);
+    });
+  });
 }
 
 const double* Reference::constant(TensorId root) const {

@@ -32,6 +32,9 @@ class Reference {
   // A number, of which every tensor that holds nothing else is a part.
   TensorId constant(DType dtype, double value);
   const double* constant(TensorId root) const;
+  bool is_zero(TensorId root) const;
+  // Is an op linear in some of its operands, which are zeros each? So are its results then.
+  bool makes_zeros(const Factors& factors, const TensorIds& roots) const;
 
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;
@@ -64,6 +67,8 @@ class Reference {
     size_t operator()(const Reads& reads) const;
   };
   void index();
+  TensorId zero_like(TensorId id);
+  TensorId beside_zero(const Op& op, const TensorIds& roots) const;  // what zeros are added to; kNone: none are
   void find_gradients();
   void find_batch();
 

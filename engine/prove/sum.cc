@@ -11,7 +11,8 @@ std::string text_of(const Reference& ref, const Terms& terms) {
     for (const TermBox& box : s.boxes) {
       std::string each;
       for (const FactorSet& f : box)
-        each += fmt::format("{}{} {}", each.empty() ? "" : " x ", ref.graph().op(f.key.op).name, to_string(f.set));
+        each += fmt::format("{}{} {}", each.empty() ? "" : " x ", ref.graph().op(f.key.op).name,
+                            f.any ? fmt::format("any {} of {}", f.set.size(), f.extent) : to_string(f.set));
       out += " " + (each.empty() ? "all" : each);
     }
   }

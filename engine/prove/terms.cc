@@ -12,7 +12,44 @@ const FactorSet* find(const TermBox& box, const FactorKey& key) {
   return nullptr;
 }
 
+// Boxes whose terms are alike along some factors, and the same ones along all others: only their number counts.
+struct Counted {
+  TermBox known, alike;  // the factors that are told apart, those that either box only counts
+  int64_t number = 0, all = 1;
+};
+
+std::optional<Counted> counted(const TermBox& a, const TermBox& b) {
+  Counted out;
+  for (const TermBox* box : {&a, &b})
+    for (const FactorSet& f : *box) {
+      if (!f.any) continue;
+      const FactorSet* other = find(out.alike, f.key);
+      if (other && other->extent != f.extent) return {};
+      if (!other) out.alike.push_back(f), out.all *= f.extent;
+    }
+  if (out.alike.empty()) return {};
+  std::sort(out.alike.begin(), out.alike.end(), [](const FactorSet& x, const FactorSet& y) { return x.key < y.key; });
+  const auto rest_of = [&](const TermBox& box) {
+    TermBox rest;
+    for (const FactorSet& f : box)
+      if (!find(out.alike, f.key)) rest.push_back(f);
+    return rest;
+  };
+  out.known = rest_of(a);
+  if (!(out.known == rest_of(b))) return {};
+  for (const TermBox* box : {&a, &b}) {
+    int64_t n = 1;
+    for (const FactorSet& f : out.alike) {
+      const FactorSet* mine = find(*box, f.key);
+      n *= mine ? mine->set.size() : f.extent;
+    }
+    out.number += n;
+  }
+  return out;
+}
+
 bool meet(const TermBox& a, const TermBox& b) {
+  if (const auto both = counted(a, b)) return both->number > both->all;
   return std::all_of(a.begin(), a.end(), [&](const FactorSet& f) {
     const FactorSet* other = find(b, f.key);
     if (other != nullptr && other->extent != f.extent) return true;  // of a factor that was divided: who knows
@@ -21,68 +58,67 @@ bool meet(const TermBox& a, const TermBox& b) {
   });
 }
 
-// Two boxes that differ in one factor are one; alike terms are counted.
+// Two boxes that differ in one factor are one.
 bool merge(TermBox& a, const TermBox& b) {
   if (a.size() != b.size()) return false;
-  size_t differ = a.size(), counted = a.size();
+  size_t differ = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!(a[i].key == b[i].key) || a[i].any != b[i].any || a[i].extent != b[i].extent) return false;
-    if (a[i].any) counted = i;
+    if (a[i].key != b[i].key || a[i].any != b[i].any || a[i].extent != b[i].extent) return false;
     if (a[i].set == b[i].set) continue;
     if (differ != a.size()) return false;
     differ = i;
   }
-  if (differ == a.size()) differ = counted;
-  if (differ == a.size()) return false;
+  if (differ == a.size() || a[differ].any) return false;
   FactorSet& f = a[differ];
-  if (f.any && f.set.size() + b[differ].set.size() > f.extent) return false;
-  if (!f.any && f.set.meets(b[differ].set)) return false;  // where only the number is known of others
-  f.set = f.any ? Set::first(f.set.size() + b[differ].set.size()) : f.set.united(b[differ].set);
+  if (f.set.meets(b[differ].set)) return false;  // where only the number is known of others
+  f.set = f.set.united(b[differ].set);
   if (f.set.is_first(f.extent)) a.erase(a.begin() + static_cast<std::ptrdiff_t>(differ));
   return true;
 }
 
-// What stands for both boxes where terms are alike along two factors, so that only their number counts: whole rows of
-// the second one, and what is left of one more. None: they are not of this kind, or too many.
+// What stands for both boxes where terms are counted, the number written in digits of the factors' extents. None: they
+// are not of this kind, or too many.
 std::vector<TermBox> recounted(const TermBox& a, const TermBox& b) {
-  if (a.size() != b.size()) return {};
-  std::vector<size_t> counted;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].key != b[i].key || a[i].any != b[i].any || a[i].extent != b[i].extent) return {};
-    if (!a[i].any && !(a[i].set == b[i].set)) return {};
-    if (a[i].any) counted.push_back(i);
-  }
-  if (counted.size() != 2) return {};
-  const size_t outer = counted[0], inner = counted[1];
-  const int64_t extent = a[outer].extent, row = a[inner].extent;
-  const int64_t n = a[outer].set.size() * a[inner].set.size() + b[outer].set.size() * b[inner].set.size();
-  if (n > extent * row) return {};
+  const auto both = counted(a, b);
+  if (!both || both->number > both->all) return {};
+  const auto with = [&](const TermBox& counts) {
+    TermBox box = both->known;
+    box.insert(box.end(), counts.begin(), counts.end());
+    std::sort(box.begin(), box.end(), [](const FactorSet& x, const FactorSet& y) { return x.key < y.key; });
+    return box;
+  };
+  if (both->number == both->all) return {both->known};
   std::vector<TermBox> out;
-  if (n >= row) {
-    TermBox rows = a;
-    rows[outer].set = Set::first(n / row);
-    rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(inner));
-    if (n == extent * row) rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(outer));
-    out.push_back(std::move(rows));
-  }
-  if (n % row) {
-    TermBox rest = a;
-    rest[outer].set = Set::first(1), rest[inner].set = Set::first(n % row);
-    out.push_back(std::move(rest));
+  TermBox counts;
+  int64_t left = both->number, row = both->all;
+  for (FactorSet f : both->alike) {
+    row /= f.extent;
+    if (const int64_t rows = left / row; rows > 0) {
+      counts.push_back(f);
+      counts.back().any = true, counts.back().set = Set::first(rows);
+      out.push_back(with(counts));
+      counts.pop_back();
+      left -= rows * row;
+    }
+    if (f.extent == 1) continue;
+    f.any = true, f.set = Set::first(1);
+    counts.push_back(std::move(f));
   }
   return out;
 }
 
 void merge_all(std::vector<TermBox>& boxes) {
   const auto merge_two = [&](size_t i, size_t k) {
-    std::vector<TermBox> made;
     if (!merge(boxes[i], boxes[k])) {
-      made = recounted(boxes[i], boxes[k]);
-      if (made.empty()) return false;
-      boxes[i] = std::move(made[0]);
+      const std::vector<TermBox> made = recounted(boxes[i], boxes[k]);
+      if (made.empty() || made == std::vector{boxes[i], boxes[k]} || made == std::vector{boxes[k], boxes[i]})
+        return false;
+      boxes[i] = made[0];
+      boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(k));
+      boxes.insert(boxes.end(), made.begin() + 1, made.end());
+      return true;
     }
     boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(k));
-    if (made.size() > 1) boxes.push_back(std::move(made[1]));
     return true;
   };
   for (bool again = true; again;) {

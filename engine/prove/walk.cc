@@ -159,7 +159,7 @@ Held Walk::read(Device& d, BufferId id) {
     v.region = Region({Digit{0, Set{}}});
     return std::make_shared<const Value>(std::move(v));
   }
-  const Held value = d.memory.read(readable(d, id), b.dtype);
+  const Held value = d.memory.read(ref_, readable(d, id), b.dtype);
   if (!value) refuse("it reads {}, which nobody wrote, or in whose place something else was put", b.name);
   reads_.push_back(value);
   if (value->dtype != b.dtype)
@@ -350,7 +350,7 @@ void Walk::end(Device& d) {
       if (x.kind != BufferKind::kVariable || x.alias != kNone || x.ref != static_cast<int32_t>(v)) continue;
       const Place place = place_of(d.program, static_cast<BufferId>(b), 0);
       bring_up(d, place);
-      after = d.memory.read(place, x.dtype);
+      after = d.memory.read(ref_, place, x.dtype);
     }
     Value expected = *before;
     expected.tensor = wanted;

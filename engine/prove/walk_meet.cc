@@ -181,7 +181,7 @@ bool Walk::receive(Device& d, const Instruction& i, const work::Receive& r) {
     elements += p.value->region.size();
   }
   if (elements < element_count(local)) refuse("a message of {} elements for {}", elements, to_string(local));
-  const Held value = joined(pieces, local);
+  const Held value = joined(ref_, pieces, local);
   write(d, i.out[0], *value);
   return true;
 }

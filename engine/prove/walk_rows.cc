@@ -65,7 +65,7 @@ bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
   const int64_t begin = attr_int(k.attrs, "begin"), n = attr_int(k.attrs, "end") - begin;
   Place at = readable(d, i.in[0]);
   at.begin += begin * row, at.bytes = n * row;
-  const Held value = n > 0 ? d.memory.read(at, x.dtype) : nullptr;
+  const Held value = n > 0 ? d.memory.read(ref_, at, x.dtype) : nullptr;
   if (!value) return false;
   reads_.push_back(value);
   write(d, i.out.at(0), *value);
