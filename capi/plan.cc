@@ -163,17 +163,23 @@ struct Request {
   std::shared_ptr<Log> log;
 };
 
-// A report that plans once more, under the watch that the plan was made with.
+// A report under the watch that the plan was made with. what: the work, for messages.
 template <class F>
-whale_status* planned_again(const whale_plan* plan, whale_text* out, F&& report, const char* call) {
+whale_status* watched_report(const char* what, const whale_plan* plan, whale_text* out, F&& report, const char* call) {
   return guard(
       [&] {
         const whale_plan& p = need(plan, "plan");
         need(out, "out");
-        const Watch watch("planning", p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
+        const Watch watch(what, p.cancel == nullptr ? nullptr : &p.cancel->flag(), p.timeout_seconds);
         *out = make_text(report(*p.plan));
       },
       call);
+}
+
+// One that plans once more.
+template <class F>
+whale_status* planned_again(const whale_plan* plan, whale_text* out, F&& report, const char* call) {
+  return watched_report("planning", plan, out, std::forward<F>(report), call);
 }
 
 }  // namespace
@@ -413,9 +419,21 @@ whale_status* whale_plan_report_html(const whale_plan* plan, const whale_str* tr
       __func__);
 }
 
+whale_status* whale_plan_prove_json(const whale_plan* plan, const whale_proof_options* options, whale_text* out) {
+  return guard([&] {
+    const Plan& p = *need(plan, "plan").plan;
+    const whale_proof_options given = capi::options(options, whale_proof_options WHALE_PROOF_OPTIONS_INIT, "options");
+    const bool progress = flag(given.progress, "options.progress");
+    need(out, "out");
+    const Watch watch("proving", given.cancel == nullptr ? nullptr : &given.cancel->cancel->flag(),
+                      given.timeout_seconds);
+    *out = make_text(to_json(prove(p, progress)));
+  });
+}
+
 whale_status* whale_plan_prove(const whale_plan* plan, whale_text* out) {
-  return planned_again(
-      plan, out, [](const Plan& p) { return to_json(prove(p)); }, __func__);
+  return watched_report(
+      "proving", plan, out, [](const Plan& p) { return to_json(prove(p)); }, __func__);
 }
 
 size_t whale_plan_device_count(const whale_plan* plan) { return plan == nullptr ? 0 : plan->plan->devices.size(); }

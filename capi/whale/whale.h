@@ -24,7 +24,8 @@
  *   Numbers    The caller's rounding mode, flush-to-zero and floating-point traps do not reach what is computed, and are after each
  *              call as they were before it.
  *   Names      A name of an earlier version does not compile or link, and the message has its successor.
- *   The library never exits, prints or installs signal handlers; its threads block all signals. Of the environment it reads what its calls
+ *   The library never exits or installs signal handlers; its threads block all signals. It prints nothing but how far it is, on stderr where
+ *   that is a terminal: whale_engine_profile_json, whale_engine_validate_json, and what an option `progress` asks for. Of the environment it reads what its calls
  *   name, when they are called: whale_world_create what launchers set, WHALE_JOB_TOKEN, WHALE_TIMEOUT and WHALE_RUN_TIMEOUT; a run that ends
  *   with an error WHALE_FLIGHT_RECORDER; a first world of several processes has UCX read its own UCX_ variables. After fork()
  *   in the child every call that needs threads of the parent's sessions returns WHALE_FAILED_PRECONDITION (or -1, where it returns a
@@ -668,9 +669,23 @@ WHALE_API whale_status *whale_plan_simulate(const whale_plan *plan, whale_text *
  * shares and why, reshards with bytes. traces: what whale_session_timeline_json said of runs of this plan, one for each rank: the page shows the
  * measured step beside the predicted one; may be NULL with trace_count 0. Text that is no timeline of this plan is INVALID_ARGUMENT. Plans once more, as whale_plan_reshards does. */
 WHALE_API whale_status *whale_plan_report_html(const whale_plan *plan, const whale_str *traces, size_t trace_count, whale_text *out);
-/* Is the plan equal to the one-device program of its source? Found without running it, of each entry (docs/proof.md): JSON with `verdict`
- * ("proven", "refuted", "not covered": no rule for something in it, nothing is said) and `text`, lines for a person. A verdict is no error.
- * Under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
+
+typedef struct whale_proof_options {
+  size_t struct_size;
+  whale_cancel *cancel;   /* stops the proof with WHALE_CANCELLED; may be released once the call returns. NULL: none */
+  double timeout_seconds; /* of the proof, which ends with WHALE_DEADLINE_EXCEEDED; 0: none */
+  int32_t progress;       /* 1: a bar on stderr, where that is a terminal and it takes more than a second */
+} whale_proof_options;
+#define WHALE_PROOF_OPTIONS_INIT {sizeof(whale_proof_options), 0, 0.0, 0}
+
+/* Is the plan equal to the one-device program of its source? Found without running it or opening a device, of each entry (docs/proof.md). JSON:
+ * `verdict`: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); `text`: lines for a person; `entries`:
+ * of each `entry`, `batch`, `verdict`, `what` (proven: the statement; else what was expected and found, or has no rule), `construct` that has no
+ * rule, `walked` instructions, `path`: who made what it reads, and where an instruction is the reason `at`: its `device`, `segment`, `number`,
+ * `verb`, `instruction`, `scope`, `micro_batch`. A verdict is no error. */
+WHALE_API whale_status *whale_plan_prove_json(const whale_plan *plan, const whale_proof_options *options /* may be NULL */,
+                                              whale_text *out);
+/* The same, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
 WHALE_API whale_status *whale_plan_prove(const whale_plan *plan, whale_text *out);
 /* The devices of a plan, in its order. */
 WHALE_API size_t whale_plan_device_count(const whale_plan *plan);

@@ -13,7 +13,8 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  void add();
+  void add() { reach(done_ + 1); }
+  void reach(size_t done);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "base/progress.h"
 #include "base/watch.h"
 #include "prove/meetings.h"
 #include "prove/races.h"
@@ -74,10 +75,15 @@ std::optional<Stopped> order_of(const Plan& plan, const Entry& entry, const Symm
   return proof::standstill_of(plan, entry, symmetry);
 }
 
-void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry) {
+void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry,
+              bool shown) {
   Walk walk(plan, entry, reference, symmetry);
   auto stopped = order_of(plan, entry, symmetry);
-  if (!stopped) stopped = walk.run();
+  if (!stopped) {
+    std::optional<Progress> progress;
+    if (shown) progress.emplace(static_cast<size_t>(walk.to_walk()), "proving " + entry.name);
+    stopped = walk.run(progress ? &*progress : nullptr);
+  }
   out.walked = walk.walked();
   if (stopped) {
     fill(out, plan, walk, reference, std::move(*stopped));
@@ -89,7 +95,7 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
 
 }  // namespace
 
-EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought) {
+EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, bool shown) {
   EntryProof out;
   out.entry = entry.name, out.batch = entry.batch;
   try {
@@ -98,12 +104,12 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought) 
     const Symmetry symmetry(plan, entry, plan.options.exact ? Symmetry::Sought::kNo : sought);
     if (symmetry.found()) {
       try {
-        walk_all(out, plan, entry, reference, symmetry);
+        walk_all(out, plan, entry, reference, symmetry, shown);
         return out;
       } catch (const proof::Uneven&) {  // what was left out has to be walked
       }
     }
-    walk_all(out, plan, entry, reference, Symmetry(plan, entry, Symmetry::Sought::kNo));
+    walk_all(out, plan, entry, reference, Symmetry(plan, entry, Symmetry::Sought::kNo), shown);
   } catch (const proof::Stop& stop) {
     out.verdict = stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
     out.what = out.construct = stop.what;
@@ -118,7 +124,7 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought) 
   return out;
 }
 
-Proof prove(const Plan& plan) {
+Proof prove(const Plan& plan, bool shown) {
   return stoppable([&] {
     Proof out;
     try {
@@ -145,7 +151,7 @@ Proof prove(const Plan& plan) {
       return out;
     }
     for (const Entry& entry : plan.entries) {
-      out.entries.push_back(prove(plan, entry));
+      out.entries.push_back(prove(plan, entry, Symmetry::Sought::kYes, shown));
       const ProofVerdict v = out.entries.back().verdict;
       if (v == ProofVerdict::kRefuted || out.verdict == ProofVerdict::kProven) out.verdict = v;
     }

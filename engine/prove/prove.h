@@ -37,9 +37,11 @@ struct Proof {
   std::vector<EntryProof> entries;
 };
 
-// The order (waits, reuse of memory, messages, collectives) is verify(plan)'s, which is asked first.
-Proof prove(const Plan& plan);
-EntryProof prove(const Plan& plan, const Entry& entry, proof::Symmetry::Sought sought = proof::Symmetry::Sought::kYes);
+// The order (waits, reuse of memory, messages, collectives) is verify(plan)'s, which is asked first. shown: how far it
+// is (base/progress.h).
+Proof prove(const Plan& plan, bool shown = false);
+EntryProof prove(const Plan& plan, const Entry& entry, proof::Symmetry::Sought sought = proof::Symmetry::Sought::kYes,
+                 bool shown = false);
 
 std::string text(const Proof& proof);  // for a terminal
 std::string to_json(const Proof& proof);

@@ -63,6 +63,7 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
   }
   devices_.reserve(entry.rows.size());
   for (const DeviceRow& row : entry.rows) {
+    Watch::look();
     Device d{.row = &row, .program = {}, .memory = {}, .at = {row.device, 0, 0}};
     if (symmetry.walked(row.device)) d.program = bound(entry.programs[static_cast<size_t>(row.program)], row);
     devices_.push_back(std::move(d));
@@ -85,13 +86,24 @@ const Instruction& Walk::instruction(const At& at) const {
   return segment(at).instructions[static_cast<size_t>(at.instruction)];
 }
 
-std::optional<Stopped> Walk::run() {
+int64_t Walk::to_walk() const {
+  int64_t out = 0;
+  for (const Device& d : devices_)  // of one that is not walked, nothing
+    for (const ScheduleRow& row : d.program.schedule)
+      if (!is_left_out(row)) out += std::ssize(d.program.segments[static_cast<size_t>(row.segment)].instructions);
+  return out;
+}
+
+std::optional<Stopped> Walk::run(Progress* progress) {
   try {
     for (Device& d : devices_) begin(d);  // of one that is not walked, nothing
     for (bool moved = true; moved;) {
       moved = false;
       for (Device& d : devices_)
-        while (step(d)) moved = true;
+        while (step(d)) {
+          moved = true;
+          if (progress) progress->reach(static_cast<size_t>(walked_));
+        }
     }
     here_ = {};
     reads_.clear();
@@ -126,6 +138,7 @@ Held Walk::initial(const Device& d, int32_t variable) const {
 
 void Walk::begin(Device& d) {
   here_ = {};
+  Watch::look();
   for (size_t b = 0; b < d.program.buffers.size(); ++b) {
     const Buffer& x = d.program.buffers[b];
     if (x.kind != BufferKind::kVariable || x.alias != kNone || x.bytes == 0) continue;
@@ -187,14 +200,15 @@ void Walk::check_decided(const Device& d, const Buffer& b) {
     refuse("it writes {} before the step is decided: a commit has to come first", b.name);
 }
 
+bool Walk::is_left_out(const ScheduleRow& row) const {
+  return !row.whole && symmetry_.micro_batches().stands_for(row.micro_batch) == 0;
+}
+
 void Walk::next_row(Device& d) {
   const auto& schedule = d.program.schedule;
-  const auto left_out = [&](const ScheduleRow& r) {
-    return !r.whole && symmetry_.micro_batches().stands_for(r.micro_batch) == 0;
-  };
   d.at.instruction = 0;
   do ++d.at.row;
-  while (static_cast<size_t>(d.at.row) < schedule.size() && left_out(schedule[static_cast<size_t>(d.at.row)]));
+  while (static_cast<size_t>(d.at.row) < schedule.size() && is_left_out(schedule[static_cast<size_t>(d.at.row)]));
 }
 
 bool Walk::step(Device& d) {
@@ -339,6 +353,7 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
 // Every copy of every variable is what the one-device program makes of it.
 void Walk::end(Device& d) {
   for (size_t v = 0; v < plan_.variables.size(); ++v) {
+    Watch::look();
     const PlanVariable& variable = plan_.variables[v];
     if (variable.mesh != d.row->mesh) continue;
     const Held before = initial(d, static_cast<int32_t>(v));

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/progress.h"
 #include "prove/between.h"
 #include "prove/collective.h"
 #include "prove/kernel.h"
@@ -21,7 +22,8 @@ class Walk {
   // What stands for others is walked, and they are not.
   Walk(const Plan& plan, const Entry& entry, Reference& reference, const Symmetry& symmetry);
   // All of it; what ends it, if anything does. Throws Uneven where others cannot be stood for.
-  std::optional<Stopped> run();
+  std::optional<Stopped> run(Progress* progress = nullptr);
+  int64_t to_walk() const;  // instructions
   const std::set<std::string>& exemptions() const { return kernels_.exemptions(); }
   int64_t walked() const { return walked_; }
   const Instruction& instruction(const At& at) const;
@@ -57,6 +59,7 @@ class Walk {
   Device& stand_in(int32_t device);
 
   void begin(Device& d);
+  bool is_left_out(const ScheduleRow& row) const;
   void next_row(Device& d);
   bool step(Device& d);  // false: it waits for others
   bool collective(Device& d, const work::Collective& c);

@@ -837,6 +837,30 @@ static void test_plan(void) {
   FAILS(whale_plan_report_html(p, traces, 2, &text), WHALE_INVALID_ARGUMENT, "`traces` is NULL");
   FAILS(whale_plan_report_html(p, NULL, 2, &text), WHALE_INVALID_ARGUMENT, "`traces` is NULL");
   FAILS(whale_plan_report_html(p, NULL, 0, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  /* A proof: without options, stopped by a token, also one that was triggered before, and by a timeout. */
+  whale_proof_options po = WHALE_PROOF_OPTIONS_INIT;
+  OK(whale_plan_prove_json(p, NULL, &text));
+  CHECK(contains(text, "\"verdict\":\"proven\""));
+  OK(whale_plan_prove(p, &printed));
+  CHECK(strcmp(printed.data, text.data) == 0);
+  whale_text_release(&text);
+  whale_text_release(&printed);
+  OK(whale_cancel_create(&po.cancel));
+  po.timeout_seconds = 600, po.progress = 1;
+  OK(whale_plan_prove_json(p, &po, &text));
+  whale_text_release(&text);
+  whale_cancel_trigger(po.cancel);
+  FAILS(whale_plan_prove_json(p, &po, &text), WHALE_CANCELLED, "proving was cancelled");
+  whale_cancel_release(po.cancel);
+  po.cancel = NULL, po.timeout_seconds = 1e-9;
+  FAILS(whale_plan_prove_json(p, &po, &text), WHALE_DEADLINE_EXCEEDED,
+        "proving took longer than its timeout of 1e-09 seconds");
+  po.timeout_seconds = -1;
+  FAILS(whale_plan_prove_json(p, &po, &text), WHALE_INVALID_ARGUMENT, "number of seconds");
+  po.timeout_seconds = 0, po.progress = 2;
+  FAILS(whale_plan_prove_json(p, &po, &text), WHALE_INVALID_ARGUMENT, "options.progress");
+  FAILS(whale_plan_prove_json(p, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
+  FAILS(whale_plan_prove_json(NULL, NULL, &text), WHALE_INVALID_ARGUMENT, "`plan` is NULL");
   FAILS(whale_plan_timeline_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
@@ -873,6 +897,7 @@ static void test_plan(void) {
   whale_cancel_trigger(cancel);
   FAILS(whale_plan_reshards(p, &text), WHALE_CANCELLED, "planning was cancelled"); /* plans once more */
   FAILS(whale_plan_choices(p, &text), WHALE_CANCELLED, "planning was cancelled");
+  FAILS(whale_plan_prove(p, &text), WHALE_CANCELLED, "proving was cancelled");
   whale_plan_release(p);
   p = NULL;
   FAILS(whale_plan_create(engine, g, c, &o, &p), WHALE_CANCELLED, "planning was cancelled");

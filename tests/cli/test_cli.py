@@ -1,8 +1,11 @@
 """The command line: every command, every way to feed it, and what it says when something is wrong."""
 
+import contextlib
 import json
 import os
 import pathlib
+import pty
+import re
 import shlex
 import subprocess
 
@@ -114,8 +117,7 @@ def test_prove(files, tmp_path):
     told = whale("prove", files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)")
     assert told.splitlines()[-1] == "proven"
     plan = tmp_path / "gpt.plan"
-    assert "proven" in subprocess.run([WHALE, "plan", files / "gpt.whale", "--devices", "null:2", "--prove", "-o", plan],
-                                      capture_output=True, text=True, check=True).stderr
+    assert whale("plan", files / "gpt.whale", "--devices", "null:2", "--prove", "-o", plan).splitlines()[-1] == "proven"
     proof = json.loads(whale("prove", plan, "--json"))
     assert proof["verdict"] == "proven" and [e["entry"] for e in proof["entries"]] == ["train", "eval"]
     assert wh.Plan.load(str(plan)).prove() == proof
@@ -131,6 +133,60 @@ def test_prove(files, tmp_path):
         refused = subprocess.run([WHALE, "plan", files / "mlp.whale", "--devices", "null:2", "--prove", other], capture_output=True, text=True)
         assert refused.returncode not in (0, 1, 3) and "excludes" in refused.stderr
     assert "Adasum, which is no sum" in whale("prove", files / "mlp.whale", "--devices", "null:2", "--adasum")
+
+
+def test_what_a_plan_is_proven_in_json(files, tmp_path):
+    """Beside the plan, as `whale prove --json` has it, also where it is not proven; the exit code is the verdict's."""
+    options = (files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--json")
+    proof = json.loads(whale("prove", *options))
+    assert proof["verdict"] == "proven"
+    for more in (), ("--choices",):
+        told, plain = json.loads(whale("plan", *options, "--prove", *more)), json.loads(whale("plan", *options, *more))
+        assert told.pop("proof") == proof and told == plain and list(told) == list(plain)
+    assert "is a list" in whale("plan", *options, "--prove", "--reshards", code=2)
+    t5 = tmp_path / "t5.whale"
+    whale("model", "t5", "--batch", 8, "--layers", 1, "--dim", 20, "--heads", 2, "--vocab", 97, "--seq", 12, "-o", t5)
+    done = subprocess.run([WHALE, "plan", t5, "--devices", "null:4", "--strategy", "replica(2) > split(2, shares=[[3,1],[1,1]])", "--prove", "--json",
+                           "-o", tmp_path / "t5.plan"], capture_output=True, text=True)
+    assert done.returncode == 3 and json.loads(done.stdout)["proof"]["verdict"] == "not covered"
+    again = subprocess.run([WHALE, "prove", tmp_path / "t5.plan", "--json"], capture_output=True, text=True)
+    assert again.returncode == 3 and json.loads(again.stdout) == json.loads(done.stdout)["proof"]
+
+
+def test_a_timeout_says_what_it_ended(files, tmp_path):
+    plan, at_once = tmp_path / "p.plan", ("--plan-timeout", "1e-9")
+    whale("plan", files / "gpt.whale", "--devices", "null:2", "-o", plan)
+    for command in ("prove", files / "gpt.whale"), ("plan", files / "gpt.whale", "--prove"):
+        assert "whale: planning took longer than its timeout of 1e-09 seconds" in whale(*command, *at_once, code=2)
+    for command in ("prove", plan), ("prove", plan, "--json"), ("plan", plan, "--prove"), ("plan", plan, "--prove", "--json"):
+        done = subprocess.run([WHALE, *command, *at_once], capture_output=True, text=True)
+        assert done.returncode == 2 and "whale: proving took longer than its timeout of 1e-09 seconds" in done.stderr, done.stderr
+        assert "Give a longer --plan-timeout" in done.stderr and "proven" not in done.stdout and ("--json" not in command or not done.stdout)
+    # What was made before the time ran out is there.
+    copy = tmp_path / "copy.plan"
+    whale("plan", plan, "--prove", "-o", copy, *at_once, code=2)
+    assert copy.read_bytes() == plan.read_bytes()
+    assert whale("prove", plan, "--plan-timeout", "600").splitlines()[-1] == "proven"
+
+
+def test_a_long_proof_shows_how_far_it_is(tmp_path):
+    """On a terminal, which is this test's; elsewhere nothing."""
+    model, plan = tmp_path / "m.whale", tmp_path / "p.plan"
+    whale("model", *GPT[:-1], 8192, "-o", model)
+    whale("plan", model, "--devices", "null:2", "--strategy", "replica(2)", "--accumulation", 8192, "--exact", "-o", plan)
+    mine, its = pty.openpty()
+    with subprocess.Popen([WHALE, "prove", plan], stdout=subprocess.DEVNULL, stderr=its) as child:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: it has ended
+            while b"proving train" not in shown and (more := os.read(mine, 4096)):
+                shown += more
+        child.kill()
+    os.close(mine)
+    assert re.search(rb"\r\[[#.]{28}\] proving train [0-9]+/[0-9]+", shown), shown
+    with subprocess.Popen([WHALE, "prove", plan, "--plan-timeout", "2.5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        said, told = child.communicate()
+    assert b"proving train" not in told + said and b"\r" not in told + said
 
 
 def test_reshards(files):

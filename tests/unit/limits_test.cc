@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <optional>
 
 #include "base/text.h"
 #include "base/watch.h"
@@ -14,6 +15,8 @@
 #include "plan/figures.h"
 #include "lower/tree.h"
 #include "plan/verify.h"
+#include "prove/prove.h"
+#include "prove/walk.h"
 #include "schedule/schedule.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
@@ -180,6 +183,54 @@ TEST_CASE("planning stops at every look: cancelled, or out of time; the next pla
   CHECK(print(compile(m.g, devices, options)) == expected);
   for (const double bad : {-1.0, std::nan(""), HUGE_VAL})
     CHECK(has(message_of([&] { const Watch watch("planning", nullptr, bad); }), "number of seconds"));
+}
+
+TEST_CASE("a proof stops at every look, and looks for each device and variable") {
+  const small::Model m = small::gpt(8);
+  const Plan plan =
+      compile(m.g, parse_devices("null:8", {0}), {.strategy = "replica(2) > pipeline(2, micro_batches=2) > split(2)"});
+  const std::string expected = to_json(prove(plan));
+  int64_t looks = 0;
+  const auto counted = [&](const std::function<void()>& work) {
+    Watch watch("proving", nullptr, kHang);
+    looks = 0;
+    watch.looked = [&] { ++looks; };
+    work();
+    return looks;
+  };
+  counted([&] { CHECK(to_json(prove(plan)) == expected); });
+  for (int64_t k = 1, all = looks; k <= all; k += 1 + all / 40) {
+    std::atomic<bool> cancelled{false};
+    Watch watch("proving", &cancelled, 0);
+    int64_t at = 0;
+    watch.looked = [&] { cancelled = ++at >= k; };
+    CHECK(has(message_of([&] { prove(plan); }, {Code::kCancelled}), "proving was cancelled"));
+    CHECK(at == k);
+  }
+  CHECK(to_json(prove(plan)) == expected);
+
+  // Devices are begun, and variables compared at the end, without an instruction being walked.
+  const auto walk_of = [&](const Plan& p, proof::Symmetry::Sought sought) {
+    const Entry& entry = p.entries[0];
+    proof::Reference reference(p, entry, proof::form_of(entry));
+    const proof::Symmetry symmetry(p, entry, sought);
+    std::optional<proof::Walk> walk;
+    int64_t devices = 0;
+    for (const DeviceRow& row : entry.rows) devices += symmetry.walked(row.device);
+    CHECK(counted([&] { walk.emplace(p, entry, reference, symmetry); }) >= devices);
+    int64_t before = 0, behind = 0;
+    Watch watch("proving", nullptr, kHang);
+    watch.looked = [&] { before += walk->walked() == 0, behind += walk->walked() == walk->to_walk(); };
+    CHECK(!walk->run());
+    CHECK(walk->to_walk() == walk->walked());
+    CHECK(before > devices);
+    CHECK(behind >= devices * std::ssize(p.variables));
+    return walk->walked();
+  };
+  CompileOptions options{.strategy = "replica(8)"};
+  options.accumulation = 8;
+  const Plan regular = compile(small::mlp(64).g, parse_devices("null:8", {0}), options);
+  CHECK(walk_of(regular, proof::Symmetry::Sought::kYes) < walk_of(regular, proof::Symmetry::Sought::kNo));
 }
 
 TEST_CASE("planning looks in every loop over micro-batches") {

@@ -3,12 +3,14 @@
 //   graph tokens#3 split(2){ linear#9 } classes#1 | batch 5 | devices 2 | strategy replica(2) | zero 1 | ...
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "compile/compile.h"
 #include "property.h"
+#include "prove/prove.h"
 
 namespace whale::test {
 
@@ -64,13 +66,15 @@ std::string_view name_of(Outcome outcome);
 
 struct Verdict {
   Outcome outcome = Outcome::kEqual;
-  std::string text;     // why it is refused, or what is wrong
-  int steps = 0;        // that were compared
-  bool proven = false;  // without a run
+  std::string text;  // why it is refused, or what is wrong
+  int steps = 0;     // that were compared
+  // What the prover says of the same plan, without a run; nothing: there was no plan.
+  std::optional<ProofVerdict> proof = {};
+  std::string construct = {};  // that it has no rule for
 };
 // Trains some steps on the case's devices and on one reference device, in float64 (semantics.md section 10), then a
 // smaller step and an evaluation: losses, outputs, fetched gradients, and every variable; bit by bit in exact mode
-// (section 9). A plan that is equal and refuted, or wrong and proven, is wrong.
+// (section 9). A plan that is refuted is wrong, whatever its run gave.
 Verdict verdict_on(const PlanCase& c);
 
 }  // namespace whale::test

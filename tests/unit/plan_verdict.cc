@@ -195,11 +195,15 @@ Verdict compared(const Judge& judge, Course& one, Course& many) {
 // What a run says, and what a proof says of the same plan.
 Verdict with_proof(Verdict verdict, const Plan& plan) {
   const Proof proof = prove(plan);
-  verdict.proven = proof.verdict == ProofVerdict::kProven;
-  const bool equal = verdict.outcome == Outcome::kEqual || verdict.outcome == Outcome::kRounding;
-  if (equal && proof.verdict == ProofVerdict::kRefuted)
-    return {Outcome::kWrong, "equal, and refuted: " + text(proof), verdict.steps};
-  if (verdict.outcome == Outcome::kWrong && verdict.proven) verdict.text += " (and it is proven)";
+  verdict.proof = proof.verdict;
+  for (const EntryProof& e : proof.entries)
+    if (e.verdict == ProofVerdict::kNotCovered) verdict.construct = e.construct;
+  if (verdict.outcome == Outcome::kWrong) {
+    if (proof.verdict == ProofVerdict::kProven) verdict.text += " (and it is proven)";
+  } else if (proof.verdict == ProofVerdict::kRefuted) {
+    verdict.text = fmt::format("{}, and refuted: {}", name_of(verdict.outcome), text(proof));
+    verdict.outcome = Outcome::kWrong;
+  }
   return verdict;
 }
 

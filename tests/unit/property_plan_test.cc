@@ -69,29 +69,36 @@ std::string kind_of(const std::string& message) {
 
 struct Tally {
   std::map<Outcome, int> outcomes;
+  std::map<ProofVerdict, int> proofs;
   std::map<std::string, int> reasons;
-  long steps = 0, proven = 0;
+  long steps = 0;
   void add(const Verdict& v) {
-    ++outcomes[v.outcome], steps += v.steps, proven += v.proven;
-    if (v.outcome == Outcome::kRefused) ++reasons[kind_of(v.text)];
+    ++outcomes[v.outcome], steps += v.steps;
+    if (v.proof) ++proofs[*v.proof];
+    if (v.outcome == Outcome::kRefused) ++reasons["refused: " + kind_of(v.text)];
+    if (v.proof == ProofVerdict::kNotCovered) ++reasons["not covered: " + kind_of(v.construct)];
   }
   int count(Outcome o) const { return outcomes.contains(o) ? outcomes.at(o) : 0; }
+  int count(ProofVerdict p) const { return proofs.contains(p) ? proofs.at(p) : 0; }
   std::string text() const {
     std::string out;
     for (const Outcome o :
          {Outcome::kEqual, Outcome::kRefused, Outcome::kNotStable, Outcome::kRounding, Outcome::kWrong})
       out += fmt::format("{}{} {}", out.empty() ? "" : ", ", count(o), name_of(o));
-    out += fmt::format("; {} steps compared; {} proven\n", steps, proven);
+    out += fmt::format("; {} steps compared; of the plans", steps);
+    for (const ProofVerdict p : {ProofVerdict::kProven, ProofVerdict::kRefuted, ProofVerdict::kNotCovered})
+      out += fmt::format(" {} {}{}", count(p), name_of(p), p == ProofVerdict::kNotCovered ? "\n" : ",");
     std::vector<std::pair<int, std::string>> sorted;
     for (const auto& [reason, n] : reasons) sorted.emplace_back(n, reason);
     std::sort(sorted.rbegin(), sorted.rend());
-    for (const auto& [n, reason] : sorted) out += fmt::format("  {} refused: {}\n", n, reason);
+    for (const auto& [n, reason] : sorted) out += fmt::format("  {} {}\n", n, reason);
     return out;
   }
   std::string json(const std::string& hunt) const {
-    std::map<std::string, int> all;
+    std::map<std::string, int> all, proven;
     for (const auto& [outcome, n] : outcomes) all[std::string(name_of(outcome))] = n;
-    return nlohmann::json{{"hunt", hunt}, {"outcomes", all}, {"steps", steps}, {"proven", proven}}.dump(2) + "\n";
+    for (const auto& [verdict, n] : proofs) proven[name_of(verdict)] = n;
+    return nlohmann::json{{"hunt", hunt}, {"outcomes", all}, {"steps", steps}, {"proofs", proven}}.dump(2) + "\n";
   }
 };
 
@@ -140,10 +147,25 @@ Tally hold(
     RC_ASSERT(v.outcome != Outcome::kWrong);
   }));
   MESSAGE(tally.text());
+  CHECK(tally.count(ProofVerdict::kNotCovered) <= 1 + tally.count(ProofVerdict::kProven) / 50);
   return tally;
 }
 
 }  // namespace
+
+TEST_CASE("a tally of plans counts what is not proven, and why") {
+  Tally tally;
+  tally.add({.outcome = Outcome::kEqual, .text = {}, .proof = ProofVerdict::kProven});
+  for (int n = 0; n < 2; ++n)
+    tally.add({.outcome = Outcome::kEqual, .text = {}, .proof = ProofVerdict::kNotCovered, .construct = "scan"});
+  tally.add({.outcome = Outcome::kWrong, .text = {}, .proof = ProofVerdict::kRefuted});
+  tally.add({.outcome = Outcome::kRefused, .text = "too large"});
+  const std::string told = tally.text();
+  CHECK_MESSAGE(told.find("of the plans 1 proven, 1 refuted, 2 not covered\n") != told.npos, told);
+  CHECK_MESSAGE(told.find("  2 not covered: scan\n") != told.npos, told);
+  CHECK_MESSAGE(told.find("  1 refused: too large\n") != told.npos, told);
+  CHECK(nlohmann::json::parse(tally.json(""))["proofs"]["not covered"] == 2);
+}
 
 TEST_CASE("property: kept cases of plans are one device") {
   for (const char* line : kKept) {
@@ -243,7 +265,8 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
       fmt::print("{}\n", e.what());
     }
     const Verdict v = verdict_on(c);
-    fmt::print("{} after {} steps, {}: {}\n", name_of(v.outcome), v.steps, v.proven ? "proven" : "not proven", v.text);
+    fmt::print("{} after {} steps, {}: {}\n", name_of(v.outcome), v.steps, v.proof ? name_of(*v.proof) : "no plan",
+               v.text);
     return;
   }
   long first = 0, count = 1000, seconds = 1000000, steps = 20, most = 8;
@@ -264,7 +287,8 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     if (count == 1) fmt::print(stderr, "{}\n", line);
     const Verdict v = verdict_on(c);
     tally.add(v);
-    if (v.outcome == Outcome::kRefused && tally.reasons[kind_of(v.text)] == 1) fmt::print("{}\n  {}\n", line, v.text);
+    if (v.outcome == Outcome::kRefused && tally.reasons["refused: " + kind_of(v.text)] == 1)
+      fmt::print("{}\n  {}\n", line, v.text);
     if (v.outcome == Outcome::kNotStable || v.outcome == Outcome::kRounding)
       fmt::print("{}: {}\n  {}\n", name_of(v.outcome), line, v.text);
     if (v.outcome != Outcome::kWrong) continue;

@@ -92,10 +92,13 @@ const char* checksum_line(const std::string& path) {
              : "without a checksum: a changed byte could go unnoticed; libwhale writes one when it saves";
 }
 
-std::string with_checksum(const std::string& object, const std::string& path) {
+std::string with(const std::string& object, const char* key, nlohmann::ordered_json value) {
   auto json = nlohmann::ordered_json::parse(object);
-  json["checksum"] = has_checksum(path);
+  json[key] = std::move(value);
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+std::string with_checksum(const std::string& object, const std::string& path) {
+  return with(object, "checksum", has_checksum(path));
 }
 
 }  // namespace
@@ -319,11 +322,13 @@ void add_plan(CLI::App& app, int& exit_code) {
   command->add_flag("--json", state->json, "print as JSON")->excludes(all);
   command
       ->add_flag("--prove", state->prove,
-                 "prove it equal to the program on one device, as `whale prove` does, and end as that does")
+                 "prove it equal to the program on one device, as `whale prove` does, print that too (with --json as "
+                 "`proof`), and end with that exit code: 0 proven, 1 refuted, 3 not covered")
       ->excludes("--candidates")
       ->excludes("--pareto")
       ->excludes("--estimate");
   add_plan_options(*command, state->arguments);
+  bound_proof(*command);
   command->callback([state, &exit_code] {
     if (!state->out.empty()) check_target(state->out, "--output", {state->path});
     state->pictures.check(state->path);
@@ -346,19 +351,28 @@ void add_plan(CLI::App& app, int& exit_code) {
                               .c_str());
       return;
     }
+    if (state->prove && state->json && state->reshards)
+      throw Failure("--reshards as JSON is a list, in which a proof has no place: leave --prove out, or --json");
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const auto* p = static_cast<const whale_plan*>(plan.get());
-    std::printf("%s\n", (state->reshards  ? text(state->json ? whale_plan_reshards_json : whale_plan_reshards, p)
-                         : state->choices ? text(state->json ? whale_plan_choices_json : whale_plan_choices, p)
-                         : state->json    ? text(whale_plan_json, p)
-                         : state->all     ? text(whale_plan_print, p)
-                                          : text(whale_plan_summary, p))
-                            .c_str());
-    if (state->prove) exit_code = print_proof(p, false, stderr);
+    const std::string told = state->reshards  ? text(state->json ? whale_plan_reshards_json : whale_plan_reshards, p)
+                             : state->choices ? text(state->json ? whale_plan_choices_json : whale_plan_choices, p)
+                             : state->json    ? text(whale_plan_json, p)
+                             : state->all     ? text(whale_plan_print, p)
+                                              : text(whale_plan_summary, p);
+    const bool later = state->prove && state->json;  // one object, of which the proof is a part
+    if (!later) std::printf("%s\n", told.c_str());
     state->pictures.write(p);
-    if (state->out.empty()) return;
-    check(whale_plan_save(p, str(state->out)));
-    std::fprintf(stderr, "wrote %s\n", state->out.c_str());
+    if (!state->out.empty()) {
+      check(whale_plan_save(p, str(state->out)));
+      std::fprintf(stderr, "wrote %s\n", state->out.c_str());
+    }
+    if (!state->prove) return;
+    std::fflush(stdout);
+    const Proof proof(p, state->arguments.timeout);
+    std::printf("%s\n",
+                (later ? with(told, "proof", nlohmann::ordered_json::parse(proof.json())) : proof.text()).c_str());
+    exit_code = proof.exit_code();
   });
 }
 

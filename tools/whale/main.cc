@@ -79,6 +79,7 @@ constexpr std::pair<std::string_view, std::string_view> kWords[] = {
     {"argument `options.clip_norm`", "--clip"},
     {"argument `options.warmup_steps`", "--warmup"},
     {"training: total_steps", "--total-steps"},
+    {"Give a longer one, fewer devices", "Give a longer --plan-timeout, fewer devices"},
     {"batch_norm's attribute groups", "batch_norm's attribute groups (`whale model resnet`: --norm-groups)"}};
 
 std::string in_words_of_the_command_line(std::string message) {
@@ -154,7 +155,8 @@ int run(int all, char** argv) {
       "  whale inspect gpt.whale                         what is in it\n"
       "  whale plan gpt.whale --devices cpu:4            what each device would do\n"
       "  whale run gpt.whale --devices cpu:4 --data t.txt --steps 100\n"
-      "  whale verify gpt.whale --devices cpu:4          does the plan change the result?\n"
+      "  whale verify gpt.whale --devices cpu:4          does the plan change the result? Runs it\n"
+      "  whale prove gpt.whale --devices null:1024       the same, without devices or a run\n"
       "  whale launch -n 4 -- PROGRAM ARGUMENTS          a program as several processes\n"};
   int exit_code = 0;
   app.set_version_flag("--version", whale_version());

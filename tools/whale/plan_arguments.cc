@@ -13,6 +13,8 @@
 namespace tool {
 namespace {
 
+constexpr const char* kTimeout = "--plan-timeout";
+
 // whale_plan_options with what it points to.
 struct Options {
   whale_plan_options c = WHALE_PLAN_OPTIONS_INIT;
@@ -241,10 +243,13 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   };
   command.add_option("--trials", a.trials, "of strategy auto: run so many of the best candidates and keep the fastest")
       ->check(whole(1, 1000));
-  command.add_option("--plan-timeout", a.timeout, "seconds that planning may take (default: any)")
-      ->check(not_negative());
+  command.add_option(kTimeout, a.timeout, "seconds that planning may take (default: any)")->check(not_negative());
   command.add_option("--init-dir", a.init_dir,
                      "folder that initial values may be read from (default: that of the model or plan file given)");
+}
+
+void bound_proof(CLI::App& command) {
+  command.get_option(kTimeout)->description("seconds that planning may take, and the proof as many (default: any)");
 }
 
 int32_t precision_of(const std::string& name) {

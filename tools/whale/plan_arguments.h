@@ -22,11 +22,12 @@ struct PlanArguments {
   std::map<std::string, std::string> given;  // the other options by name, "matmul-chunks": as text; of a flag ""
   int32_t ranks = 1;                         // that the devices are of
   int64_t trials = 0;                        // of strategy auto: candidates that are run; 0: none
-  double timeout = 0;                        // seconds of planning
+  double timeout = 0;                        // seconds of planning, and of a proof
   std::string init_dir;                      // that initial values may be read from
   std::function<std::string()> fixed;        // those on the command line that a finished plan has fixed, as text
 };
 void add_plan_options(CLI::App& command, PlanArguments& arguments);
+void bound_proof(CLI::App& command);  // says that --plan-timeout, which is there, is of a proof too
 // Names joined by commas, on a command line; a comma or backslash in a name stands behind a backslash.
 std::vector<std::string> names_in(const std::string& text);
 std::string as_argument(const std::vector<std::string>& names);  // quoted for a shell where that is needed

@@ -1,6 +1,7 @@
 // prove: is a plan equal to the program on one device? Runs nothing.
 #include "prove.h"
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -8,16 +9,15 @@
 
 namespace tool {
 
-int print_proof(const whale_plan* plan, bool json, FILE* to) {
-  const std::string told = text(whale_plan_prove, plan);
-  const auto proof = nlohmann::json::parse(told);
-  const std::string verdict = proof.at("verdict");
-  if (json)
-    std::fprintf(to, "%s\n", told.c_str());
-  else
-    std::fprintf(to, "%s%s\n", proof.at("text").get<std::string>().c_str(), verdict.c_str());
+Proof::Proof(const whale_plan* plan, double timeout) {
+  whale_proof_options options = WHALE_PROOF_OPTIONS_INIT;
+  options.timeout_seconds = timeout, options.progress = 1;
+  json_ = tool::text(whale_plan_prove_json, plan, static_cast<const whale_proof_options*>(&options));
+  const auto told = nlohmann::json::parse(json_);
+  const std::string verdict = told.at("verdict");
+  text_ = told.at("text").get<std::string>() + verdict;
   constexpr int kRefuted = 1, kNotCovered = 3;
-  return verdict == "proven" ? 0 : verdict == "refuted" ? kRefuted : kNotCovered;
+  exit_code_ = verdict == "proven" ? 0 : verdict == "refuted" ? kRefuted : kNotCovered;
 }
 
 void add_prove(CLI::App& app, int& exit_code) {
@@ -29,15 +29,20 @@ void add_prove(CLI::App& app, int& exit_code) {
   const auto state = std::make_shared<State>();
   CLI::App* command = app.add_subcommand(
       "prove",
-      "prove a plan equal to the program on one device, without running it (docs/proof.md); exit code 0: proven, 1: "
-      "refuted, 3: not covered, 2: it was no plan");
+      "prove a plan equal to the program on one device, without running it or opening a device (docs/proof.md); exit "
+      "code 0: proven, 1: refuted, 3: not covered (there is no rule for something in it, nothing is said), 2: there "
+      "was "
+      "no plan to prove, or no time");
   command->add_option("FILE", state->path, "a .plan file, or a .whale file that is planned first")->required();
   command->add_flag("--json", state->json, "print as JSON");
   add_plan_options(*command, state->arguments);
+  bound_proof(*command);
   command->callback([state, &exit_code] {
     const Engine engine = make_engine(state->arguments.init_dir);
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
-    exit_code = print_proof(static_cast<const whale_plan*>(plan.get()), state->json, stdout);
+    const Proof proof(plan.get(), state->arguments.timeout);
+    std::printf("%s\n", (state->json ? proof.json() : proof.text()).c_str());
+    exit_code = proof.exit_code();
   });
 }
 

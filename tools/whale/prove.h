@@ -1,13 +1,23 @@
 // Proofs of plans, told.
 #pragma once
 
-#include <cstdio>
+#include <string>
 
 #include "api.h"
 
 namespace tool {
 
-// Prints the proof; returns the exit code: 0 proven, 1 refuted, 3 not covered.
-int print_proof(const whale_plan* plan, bool json, FILE* to);
+class Proof {
+ public:
+  // timeout: seconds, 0: any. On a terminal it shows how far it is.
+  Proof(const whale_plan* plan, double timeout);
+  const std::string& json() const { return json_; }
+  const std::string& text() const { return text_; }  // lines for a person, the last is the verdict
+  int exit_code() const { return exit_code_; }       // 0 proven, 1 refuted, 3 not covered
+
+ private:
+  std::string json_, text_;
+  int exit_code_;
+};
 
 }  // namespace tool

@@ -1,4 +1,4 @@
-"""Planning can be stopped: by a timeout, and by Ctrl-C."""
+"""Planning and proofs can be stopped: by a timeout, and by Ctrl-C."""
 
 import json
 import os
@@ -32,6 +32,20 @@ def test_a_timeout_ends_it_and_leaves_the_graph_as_it_was():
     for bad in (-1, float("nan"), float("inf")):
         with pytest.raises(wh.InvalidArgument, match="'timeout' is .*a number, 0 or more"):
             wh.plan(g, "null:1", timeout=bad)
+
+
+def test_a_timeout_ends_a_proof(tmp_path):
+    plan = wh.plan(gpt(2), "null:8", strategy="replica(2) > split(4)", timeout=600)
+    plan.save(tmp_path / "p.plan")
+    for each in plan, wh.Plan.load(tmp_path / "p.plan"):
+        with pytest.raises(wh.DeadlineExceeded, match="proving took longer than its timeout of 1e-05 seconds"):
+            each.prove(timeout=1e-5)
+        assert each.prove(timeout=600) == each.prove() and each.prove()["verdict"] == "proven"
+        for bad in (-1, float("nan"), float("inf"), "soon"):
+            with pytest.raises(wh.InvalidArgument, match="'timeout' is .*a number, 0 or more"):
+                each.prove(timeout=bad)
+        with pytest.raises(wh.InvalidArgument, match="'progress' is"):
+            each.prove(progress="yes")
 
 
 def test_planning_off_the_main_thread():
@@ -75,6 +89,17 @@ def test_ctrl_c_stops_planning(interrupted, monkeypatch):
     assert interrupted == ["cancelled"] * 3
     monkeypatch.undo()
     assert "null:16" in wh.plan(g, "null:16", strategy=strategy).summary()
+
+
+def test_ctrl_c_stops_a_proof(request, monkeypatch):
+    plan = wh.plan(gpt(2), "null:8", strategy="replica(2) > pipeline(2, micro_batches=8) > split(2)")
+    ends = request.getfixturevalue("interrupted")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            plan.prove()
+    assert ends == ["cancelled"] * 2
+    monkeypatch.undo()
+    assert plan.prove()["verdict"] == "proven"
 
 
 def test_ctrl_c_stops_the_planning_of_another_batch(request, monkeypatch):

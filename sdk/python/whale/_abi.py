@@ -294,6 +294,15 @@ class whale_plan_options(Structure):
     ]
 
 
+class whale_proof_options(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("cancel", c_void_p),
+        ("timeout_seconds", c_double),
+        ("progress", c_int32),
+    ]
+
+
 class whale_entry(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -469,6 +478,7 @@ PROTOTYPES = {
     "whale_plan_timeline_json": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_simulate": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_report_html": (c_void_p, [c_void_p, POINTER(whale_str), c_size_t, POINTER(whale_text)]),
+    "whale_plan_prove_json": (c_void_p, [c_void_p, POINTER(whale_proof_options), POINTER(whale_text)]),
     "whale_plan_prove": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_device_count": (c_size_t, [c_void_p]),
     "whale_plan_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),

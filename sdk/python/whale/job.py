@@ -107,14 +107,27 @@ class Plan:
         ``idle_seconds``; ``instructions`` that were walked and ``walk_seconds``."""
         return json.loads(take_text(lib.whale_plan_simulate_json, self._handle.pointer))
 
-    def prove(self) -> dict:
-        """Whether the plan is equal to the one-device program of its source, found without running it (docs/proof.md).
+    def prove(self, timeout: float = 0, progress: bool = True) -> dict:
+        """Whether the plan is equal to the one-device program of its source, found without running it or opening a device (docs/proof.md).
+        Raises nothing for a plan that is not: ``verdict`` says it.
 
-        ``verdict``: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); ``text``: lines for
-        a person; ``entries``: of each ``entry``, ``batch``, ``verdict``, ``what`` is proven or was expected and found, ``walked``: how
-        many instructions were, and where it is not proven ``at`` which instruction, ``path``: who made what it reads, ``construct``:
-        what there is no rule for. Ctrl-C is heard when it has ended."""
-        return json.loads(take_text(lib.whale_plan_prove, self._handle.pointer))
+        ``verdict``: ``"proven"``, ``"refuted"``, or ``"not covered"`` (there is no rule for something in it: nothing is said); ``text``:
+        lines for a person; ``entries``: of each ``entry`` (``"train"``, ``"eval"``), ``batch``, ``verdict``, ``what`` (proven: the
+        statement; else what was expected and found, or has no rule), ``construct`` that has no rule, ``walked``: how many instructions
+        were, ``path``: who made what it reads, and where an instruction is the reason ``at``: its ``device``, ``segment``, ``number``,
+        ``verb``, ``instruction``, ``scope``, ``micro_batch``.
+
+        timeout
+            Seconds that the proof may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
+        progress
+            A bar on a terminal (stderr), where it takes more than a second."""
+        options = _abi.whale_proof_options()
+        options.struct_size = ctypes.sizeof(options)
+        options.timeout_seconds = arguments.number("timeout", timeout, 0)
+        options.progress = int(arguments.flag("progress", progress))
+        cancel = make("whale_cancel_release", lib.whale_cancel_create)
+        options.cancel = cancel.pointer
+        return json.loads(interruptible(lambda: take_text(lib.whale_plan_prove_json, self._handle.pointer, byref(options)), cancel.pointer))
 
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
