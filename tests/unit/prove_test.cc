@@ -365,6 +365,12 @@ TEST_CASE("property: a damage anywhere is refuted as if all were walked") {
 
 namespace {
 
+Precision precision_of(std::string_view name) {
+  const auto known = std::ranges::find(kPrecisions, name);
+  REQUIRE(known != std::end(kPrecisions));
+  return static_cast<Precision>(known - kPrecisions);
+}
+
 struct Verdicts {
   int proven = 0, refuted = 0, open = 0, none = 0;
 };
@@ -400,6 +406,19 @@ std::string to_string(const Verdicts& v) {
 
 }  // namespace
 
+TEST_CASE("proof: plans that had no rule") {
+  constexpr std::pair<const char*, const char*> kKept[] = {
+#include "kept_proofs.inc"
+  };
+  for (const auto& [precision, line] : kKept) {
+    const test::PlanCase c = test::parse_case(line);
+    Graph g = test::graph_of(c);
+    g.training.precision = precision_of(precision);
+    const Proof proof = prove(compile(g, parse_devices(fmt::format("ref:{}", c.devices)), test::options_of(c, g)));
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, precision << " " << line << "\n" << text(proof));
+  }
+}
+
 // No false alarm, and few of them not covered (docs/proof.md says which).
 TEST_CASE("property: random plans are proven") {
   for (const Precision precision : {Precision::kFloat64, Precision::kBFloat16, Precision::kFloat16}) {
@@ -419,11 +438,8 @@ TEST_CASE("hunt for plans that are not proven" * doctest::skip()) {
   char precision[16] = "f64";
   if (const char* text = std::getenv("WHALE_HUNT"))
     std::sscanf(text, "%ld %ld %ld %15s", &first, &count, &most, precision);
-  const auto known = std::ranges::find(kPrecisions, std::string_view(precision));
-  REQUIRE(known != std::end(kPrecisions));
-  const auto of = static_cast<Precision>(known - kPrecisions);
-  const Verdicts v = prove_random(first, count, most, of, [](const test::PlanCase& c, const Proof& proof) {
-    fmt::print("{}\n{}\n", test::to_string(c), text(proof));
-  });
+  const Verdicts v = prove_random(
+      first, count, most, precision_of(precision),
+      [](const test::PlanCase& c, const Proof& proof) { fmt::print("{}\n{}\n", test::to_string(c), text(proof)); });
   fmt::print("{}\n", to_string(v));
 }
