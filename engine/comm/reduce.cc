@@ -125,7 +125,7 @@ class ReduceScatter final : public Member {
     next_call();
     if (!begin(lookout)) return false;
     for (const Piece& p : pieces_) {
-      const int64_t bytes = p.cut.size() * p.all.unit;
+      const int64_t bytes = device_.has_values() ? p.cut.size() * p.all.unit : 0;
       for (int64_t row = 0; bytes > 0 && row < p.all.rows; ++row)
         for (int64_t at = 0; at < bytes; at += kChunkBytes)
           reduce(p.operand, (row * p.all.extent + p.cut.begin) * p.all.unit + at, p.to + row * bytes + at,

@@ -216,7 +216,10 @@ def test_a_step_on_the_clock(model):
     assert "a step takes" in text and "instructions walked" in text
 
 
-def test_what_a_probe_wrote_is_a_cluster(model, tmp_path):
+def test_what_a_probe_wrote_is_a_cluster(tmp_path):
+    """Of a small model: one device in float64, which verify compares with, took minutes for the other tests' one."""
+    model = tmp_path / "m.whale"
+    whale("model", "gpt", "--layers", "1", "--dim", "64", "--heads", "4", "--seq", "16", "--batch", "48", "-o", model)
     whale("devices", "--probe", "--devices", "cpu:2", "-o", tmp_path / "here.json")
     plan = planned(model, "--devices", f"file:{tmp_path / 'here.json'}", "--strategy", "replica")
     assert [d["kind"] for d in plan["devices"]] == ["cpu", "cpu"]

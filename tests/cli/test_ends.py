@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from test_cli import WHALE, files, lines, whale  # noqa: F401
 
+
+pytestmark = pytest.mark.alone
+
 PRINT = {"plan": ["plan", "{f}/gpt.whale"], "inspect": ["inspect", "{f}/gpt.whale"], "inspect json": ["inspect", "{f}/gpt.whale", "--json"],
          "verify": ["verify", "{f}/mlp.whale", "--steps", "2", "--skip-float64"], "run json": ["run", "{f}/mlp.whale", "--steps", "2", "--json"],
          "run quiet": ["run", "{f}/mlp.whale", "--steps", "2", "--quiet"], "bench": ["bench", "{f}/mlp.whale", "--steps", "1", "--warmup", "1"],

@@ -13,6 +13,9 @@ import time
 import pytest
 from test_cli import WHALE, whale
 
+
+pytestmark = pytest.mark.alone
+
 # A signal that comes just before a sleep begins is heard when it has ended.
 RANK = """import os, sys, time, signal
 rank = int(os.environ['RANK'])

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from test_cli import WHALE, whale
 
-pytestmark = pytest.mark.skipif(not (pathlib.Path(WHALE).parents[2] / "capi" / "libwhale_ucx.so").exists(), reason="built without UCX")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not (pathlib.Path(WHALE).parents[2] / "capi" / "libwhale_ucx.so").exists(), reason="built without UCX")]
 
 
 def launch(n, *arguments, code=0):

@@ -17,8 +17,9 @@ import test_presets
 @pytest.fixture(scope="session")
 def results(request):
     """Runs the chosen cases, as many at once as there are cores, each on one of them: where several share the cores, most of the time goes into
-    threads of one device that wait for each other. Every fourth case has all cores, as each strategy in ranks has."""
-    chosen = {item.callspec.params["case"]["name"]: item.callspec.params["case"] for item in request.session.items if "results" in item.fixturenames}
+    threads of one device that wait for each other. Every fourth case has all cores. So has each strategy in ranks and on devices that are late, of
+    which as many run beside the others: most of their time nobody computes."""
+    chosen = {key(item.callspec.params): item.callspec.params["case"] for item in request.session.items if "results" in item.fixturenames}
     cores = sorted(os.sched_getaffinity(0))
     free = queue.SimpleQueue()
     for core in cores:
@@ -32,32 +33,38 @@ def results(request):
         finally:
             free.put(core)
 
-    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
-        futures = {name: pool.submit(run, turn, {k: v for k, v in case.items() if k != "name"}) for turn, (name, case) in enumerate(chosen.items())}
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool, concurrent.futures.ThreadPoolExecutor(len(cores)) as late:
+        futures = {}
+        for turn, ((on, name), case) in enumerate(chosen.items()):
+            futures[on, name] = late.submit(equality.run, case, on) if on != equality.ON else pool.submit(run, turn, case)
         yield futures
     if path := os.environ.get("WHALE_EQUALITY"):
         place = "" if equality.ON == "cpu" else f"-{equality.ON}"
-        equality.keep(pathlib.Path(path) / f"{'product' if equality.FULL else 'pairs'}{place}.json", {name: future.result() for name, future in futures.items()})
+        equality.keep(pathlib.Path(path) / f"{'product' if equality.FULL else 'pairs'}{place}.json",
+                      {name: future.result() for (on, name), future in futures.items() if on == equality.ON})
 
 
-@pytest.mark.skipif(equality.ON != "cpu", reason="all cases run there")
-@pytest.mark.parametrize("on", ["worlds", "processes", "lag_cpu"])
+def key(params):
+    return params.get("on", equality.ON), equality.name_of(params["case"])
+
+
+@pytest.mark.parametrize("on", ["worlds", "processes", "lag_cpu"] if equality.ON == "cpu" else [])
 @pytest.mark.parametrize("case", equality.a_few(), ids=lambda case: equality.identifier(case["strategy"]))
-def test_each_strategy_in_ranks_and_on_devices_that_are_late(on, case):
+def test_each_strategy_in_ranks_and_on_devices_that_are_late(results, on, case):
     """WHALE_EQUALITY_ON=worlds, =processes, =lag_cpu and =lag run all cases so."""
-    told = equality.run(case, on)
+    told = results[key(dict(on=on, case=case))].result()
     assert told["result"] in ("equal", "partly"), told["command"] + "\n" + told["message"]
 
 
-@pytest.mark.parametrize("case", [dict(c, name=equality.name_of(c)) for c in equality.cases()], ids=lambda c: c["name"])
+@pytest.mark.parametrize("case", equality.cases(), ids=equality.name_of)
 def test_equal_to_one_device(results, case):
-    told = results[case["name"]].result()
+    told = results[key(dict(case=case))].result()
     if told["result"] == "not run":
         pytest.skip(told["reason"])
     assert told["result"] in ("equal", "refused", "partly"), told["command"] + "\n" + told["message"]
 
 
-@pytest.mark.parametrize("case", [dict(c, name=equality.name_of(c)) for c in equality.cases()], ids=lambda c: c["name"])
+@pytest.mark.parametrize("case", equality.cases(), ids=equality.name_of)
 def test_is_proven(case):
     """By `whale prove`, which runs nothing: no false alarm, and a rule for all that is in it."""
     if equality.obstacles(case):

@@ -298,6 +298,48 @@ TEST_CASE("shift: everyone gets what the member before has, of any size, and the
   run_thrice(ring, bound, y, [&](size_t m) { CHECK(y[m] == x[(m + n - 1) % n]); });
 }
 
+// Without values, as the null device, and counting what it is asked to do.
+class Without final : public Device {
+ public:
+  explicit Without(std::atomic<int>& asked) : asked_(asked) {}
+  void enter_thread(Queue) override {}
+  void* allocate(size_t) override { return nullptr; }
+  void release(void*, size_t) override {}
+  std::unique_ptr<Kernel> bind(const KernelSpec&) override { return nullptr; }
+  bool has_values() const override { return false; }
+  void copy_in(void*, const void*, size_t) override { ++asked_; }
+  void copy_out(void*, const void*, size_t) override { ++asked_; }
+  void combine(Combine, DType, void*, const void*, const void*, size_t) override { ++asked_; }
+
+ private:
+  std::atomic<int>& asked_;
+};
+
+TEST_CASE("devices without values meet, and do nothing for what is large") {
+  const Dims whole_dims{50'000, 4}, part_dims{50'000, 1};  // rows of a few bytes, one by one: minutes, for large models
+  const SubAxis columns{1, 1, 1};
+  for (const OpCode op : {OpCode::k_all_reduce, OpCode::k_reduce_scatter, OpCode::k_all_gather}) {
+    CAPTURE(static_cast<int>(op));
+    Ring ring(4);
+    std::atomic<int> asked{0}, failures{0};
+    std::vector<Values> whole(4, Values(200'000)), part(4, Values(50'000));
+    std::vector<std::unique_ptr<Collective>> bound;
+    for (size_t m = 0; m < 4; ++m) {
+      ring.devices[m] = std::make_unique<Without>(asked);
+      CollectiveSpec spec;
+      spec.op = op;
+      spec.in = spec.out = {tensor(whole[m], whole_dims)};
+      if (op != OpCode::k_all_reduce) spec.cuts = {{columns, cuts_of({1, 1, 1, 1})}};
+      if (op == OpCode::k_reduce_scatter) spec.out = {tensor(part[m], part_dims)};
+      if (op == OpCode::k_all_gather) spec.in = {tensor(part[m], part_dims)};
+      bound.push_back(ring.transport->bind(static_cast<int>(m), spec, *ring.devices[m]));
+    }
+    ring.run([&](size_t m) { failures += !bound[m]->run(nullptr); });
+    CHECK(failures == 0);
+    CHECK(asked == 0);
+  }
+}
+
 TEST_CASE("the parts of a group work by themselves") {
   const auto backend = make_ref_backend();
   std::vector<std::unique_ptr<Device>> devices;

@@ -7,9 +7,12 @@
 #include <fcntl.h>
 #include <mutex>
 #include <set>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -46,24 +49,51 @@ std::atomic<int64_t> running{0}, begun{0};
 std::mutex mutex;
 std::multiset<uint64_t> last;
 
-// Whether every other thread of the process sleeps: on a busy machine one that may go on is often not yet on a core.
-bool others_sleep() {
-  const auto self = static_cast<pid_t>(syscall(SYS_gettid));
-  DIR* tasks = opendir("/proc/self/task");
-  if (tasks == nullptr) return true;
-  bool sleep = true;
-  for (const dirent* entry = readdir(tasks); sleep && entry != nullptr; entry = readdir(tasks)) {
-    if (entry->d_name[0] == '.' || std::atoi(entry->d_name) == self) continue;
-    char text[128] = {};
-    const int file = openat(dirfd(tasks), fmt::format("{}/stat", entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) continue;
-    if (read(file, text, sizeof text - 1) > 0)  // "number (name) S ..."
-      if (const char* end = std::strrchr(text, ')')) sleep = end[1] != ' ' || end[2] != 'R';
-    close(file);
+// What the kernel says of each thread of the process. Opening its files takes longer than reading them, so they stay
+// open until threads have come or gone.
+class Threads {
+ public:
+  // Whether all but the calling one sleep: on a busy machine one that may go on is often not yet on a core.
+  bool others_sleep() {
+    const auto self = static_cast<pid_t>(syscall(SYS_gettid));
+    const std::lock_guard lock(mutex_);
+    struct stat folder {};  // has a link for each thread
+    if (fstatat(AT_FDCWD, kFolder, &folder, 0) == 0 && folder.st_nlink != links_) open_all(folder.st_nlink);
+    for (const auto& [thread, file] : files_) {
+      if (thread == self) continue;
+      char text[128] = {};
+      if (pread(file, text, sizeof text - 1, 0) <= 0) {
+        links_ = 0;  // it has ended, and another may have begun
+        return false;
+      }
+      if (const char* end = std::strrchr(text, ')'); end && end[1] == ' ' && end[2] == 'R')  // "number (name) S ..."
+        return false;
+    }
+    return true;
   }
-  closedir(tasks);
-  return sleep;
-}
+
+ private:
+  static constexpr const char* kFolder = "/proc/self/task";
+  void open_all(nlink_t links) {
+    for (const auto& [thread, file] : files_) close(file);
+    files_.clear();
+    links_ = links;
+    DIR* tasks = opendir(kFolder);
+    if (tasks == nullptr) return;
+    for (const dirent* entry = readdir(tasks); entry != nullptr; entry = readdir(tasks)) {
+      if (entry->d_name[0] == '.') continue;
+      const int file = openat(dirfd(tasks), fmt::format("{}/stat", entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
+      if (file >= 0) files_.emplace_back(std::atoi(entry->d_name), file);
+    }
+    closedir(tasks);
+    if (files_.size() + 2 != links) links_ = 0;  // some have come or gone meanwhile, or this kernel counts otherwise
+  }
+
+  std::mutex mutex_;
+  nlink_t links_ = 0;  // of the folder, when the files were opened; 0: they must be again
+  std::vector<std::pair<pid_t, int>> files_;
+};
+Threads& threads = *new Threads;  // never destroyed: sessions may outlive what is static
 
 void wait_for_all_others(uint64_t place) {
   constexpr auto kLook = std::chrono::microseconds(60), kBehindOthers = std::chrono::microseconds(1000);
@@ -82,7 +112,7 @@ void wait_for_all_others(uint64_t place) {
     std::this_thread::sleep_for(first ? kLook : kBehindOthers);
     if (!first) continue;
     const int64_t now = begun.load();
-    quiet = now == seen && running.load() == 0 && others_sleep() ? quiet + 1 : 0;
+    quiet = now == seen && running.load() == 0 && threads.others_sleep() ? quiet + 1 : 0;
     seen = now, ++looks;
   }
   const std::lock_guard lock(mutex);

@@ -14,7 +14,7 @@ import pytest
 from test_world_of_processes import free_port
 
 LIBRARY = pathlib.Path(os.environ.get("WHALE_LIBRARY", "x"))
-pytestmark = pytest.mark.skipif(not (LIBRARY.parent / "libwhale_ucx.so").exists(), reason="built without UCX")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not (LIBRARY.parent / "libwhale_ucx.so").exists(), reason="built without UCX")]
 WHALE = os.environ.get("WHALE", str(LIBRARY.parents[1] / "tools" / "whale" / "whale"))
 
 # Each rank goes through the points of a job. At `point` the victim does `fault` to itself, and says when. In the phases of a step a thread

@@ -12,7 +12,7 @@ import time
 import pytest
 
 LIBRARY = pathlib.Path(os.environ.get("WHALE_LIBRARY", "x"))
-pytestmark = [pytest.mark.skipif(not all((LIBRARY.parent / name).exists() for name in ("libwhale_ucx.so", "libwhale_pmix.so")), reason="built without UCX or PMIx"),
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not all((LIBRARY.parent / name).exists() for name in ("libwhale_ucx.so", "libwhale_pmix.so")), reason="built without UCX or PMIx"),
               pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here")]
 
 # mpirun's launcher of daemons: there may be no ssh. No root: whose machine a test's may be.

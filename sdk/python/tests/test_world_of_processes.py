@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import whale as wh
 
-pytestmark = pytest.mark.skipif(not (pathlib.Path(os.environ.get("WHALE_LIBRARY", "x")).parent / "libwhale_ucx.so").exists(), reason="built without UCX")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not (pathlib.Path(os.environ.get("WHALE_LIBRARY", "x")).parent / "libwhale_ucx.so").exists(), reason="built without UCX")]
 
 # What a user writes: two lines more than for one process.
 PROGRAM = """
