@@ -370,22 +370,23 @@ void Kernels::Match::find_terms() {
   if (pairs) terms = std::move(*pairs);
   const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
   const Value* unlike = nullptr;
-  const auto beside = [&](bool united) {
+  enum Named { kAsTheyAre, kAsOne, kByOperand };
+  const auto beside = [&](Named how) {
+    if (!pairs) terms = {};
     for (const int i : together) {
       const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
       if (!v) continue;
       Terms mine = v->terms;
       if (mine.whole()) mine.add_summand(v->tensor);
-      if (united) mine.unite(v->tensor);
+      if (how != kAsTheyAre) mine.unite(v->tensor);
+      if (how == kByOperand) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
       if (!terms.beside(mine)) return unlike = v, false;
     }
     return true;
   };
-  // Two sums may have a summand in common, of which each is another image: each as one then.
-  if (!beside(false)) {
-    terms = {};
-    if (!beside(true)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *unlike));
-  }
+  // Two sums may have a summand in common, of which each has another image: each sum as one then, or its own images.
+  if (!beside(kAsTheyAre) && !beside(kAsOne) && !beside(kByOperand))
+    no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *unlike));
 }
 
 Value Kernels::Match::result(size_t o) const {

@@ -177,6 +177,19 @@ TensorId Reference::constant(DType dtype, double value) {
   return at->second;
 }
 
+TensorId Reference::image_of(TensorId summand, TensorId sum) {
+  if (summand == sum) return sum;
+  const auto [at, added] = images_.try_emplace({summand, sum}, static_cast<TensorId>(g_.tensors.size()));
+  if (added) {
+    Tensor image;
+    image.name = fmt::format("{} in {}", name(summand), g_.tensor(sum).name);
+    image.dtype = g_.tensor(sum).dtype, image.dims = g_.tensor(sum).dims;
+    g_.tensors.push_back(std::move(image));
+    root_.push_back(at->second);
+  }
+  return at->second;
+}
+
 TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
   if (op.code != OpCode::k_add) return kNone;
   for (const size_t i : {size_t{0}, size_t{1}})

@@ -33,6 +33,8 @@ class Reference {
   TensorId constant(DType dtype, double value);
   const double* constant(TensorId root) const;
   bool is_zero(TensorId root) const;
+  // What is linear in a summand of `sum`, told apart from what is linear in it elsewhere. Itself, if it is that sum.
+  TensorId image_of(TensorId summand, TensorId sum);
   // Is an op linear in some of its operands, which are zeros each? So are its results then.
   bool makes_zeros(const Factors& factors, const TensorIds& roots) const;
 
@@ -79,6 +81,7 @@ class Reference {
   std::map<OpCode, std::vector<OpId>> of_code_;
   std::map<std::pair<DType, double>, TensorId> constants_;
   std::map<TensorId, double> values_;
+  std::map<std::pair<TensorId, TensorId>, TensorId> images_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_;

@@ -166,6 +166,11 @@ void Terms::rename(TensorId tensor) {
   if (summands_.size() == 1) summands_[0].tensor = tensor;
 }
 
+void Terms::rename_each(const std::function<TensorId(TensorId)>& name) {
+  for (Summand& s : summands_) s.tensor = name(s.tensor);
+  std::ranges::sort(summands_, {}, &Summand::tensor);
+}
+
 void Terms::unite(TensorId tensor) {
   if (summands_.size() < 2 || summands_[0].boxes.empty()) return;
   if (std::ranges::all_of(summands_, [&](const Summand& s) { return s.boxes == summands_[0].boxes; }))

@@ -2,6 +2,7 @@
 // terms of the factor's positions there alone; what is linear in it passes them on. A value without terms is whole.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -48,6 +49,8 @@ class Terms {
   void rename(TensorId tensor);
   // One summand, this tensor, where all that there are have alike terms.
   void unite(TensorId tensor);
+  // Each summand by another name, which no two of them share.
+  void rename_each(const std::function<TensorId(TensorId)>& name);
   // Of one sum, one with this tensor's own terms and one with those of its summands, which have alike terms each: both
   // with its own.
   static void name_alike(Terms& a, Terms& b, TensorId tensor);
