@@ -148,6 +148,43 @@ void keep_apart(Graph& g, const Form::Names& run) {
   }
 }
 
+bool is_active(const Attrs& attrs) {
+  const std::string& activation = attr_string(attrs, "activation");
+  return !activation.empty() && activation != "none";
+}
+
+// Is there a product whose result is rounded before its bias or its activation, where one device would round behind?
+// `folds`: ones that the program has as ops of their own too.
+bool rounds_apart(const Graph& g, const Form& form, bool folds) {
+  std::vector<int> readers(g.tensors.size());
+  for (const Op& op : g.ops)
+    for (const TensorId id : op.inputs)
+      if (id != kNone) ++readers[static_cast<size_t>(id)];
+  for (const NamedTensor& o : g.outputs) ++readers[static_cast<size_t>(o.tensor)];
+  const auto made_alone = [&](TensorId id, ScopeId scope) -> const Op* {
+    const OpId maker = id == kNone ? kNone : g.tensor(id).producer;
+    if (maker == kNone || readers[static_cast<size_t>(id)] != 1 || !has_flag(g.op(maker).code, kProduct))
+      return nullptr;
+    return g.scope_path(g.op(maker).scope) == g.scope_path(scope) ? &g.op(maker) : nullptr;
+  };
+  return std::ranges::any_of(g.ops, [&](const Op& op) {
+    const DType type = g.tensor(op.outputs[0]).dtype;
+    if (type != DType::kBF16 && type != DType::kF16) return false;
+    if (has_flag(op.code, kProduct)) {
+      const bool biased = op.inputs.size() > 2 && op.inputs[2] != kNone;
+      return (biased && !form.biased.contains(op.name)) || (is_active(op.attrs) && !form.active.contains(op.name));
+    }
+    if (!folds) return false;
+    if (op.code == OpCode::k_add)
+      for (const size_t at : {size_t{0}, size_t{1}})
+        if (const Op* product = made_alone(op.inputs[at], op.scope))
+          return g.tensor(op.inputs[1 - at]).dims.size() == 1 && !form.biased.contains(product->name);
+    if (const Op* product = def(op.code).as_activation ? made_alone(op.inputs[0], op.scope) : nullptr)
+      return !form.active.contains(product->name);
+    return false;
+  });
+}
+
 bool trains_in(const Entry& entry) { return entry.name == "train"; }
 
 }  // namespace
@@ -178,11 +215,12 @@ Form form_of(const Entry& entry) {
           if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) add_names(form.unpacked, i.name);
           if (has_flag(k->op, kProduct)) add_names(form.products, i.name);
           if (has_flag(k->op, kProduct) && i.in.size() > 2 && i.in[2] != kNone) add_names(form.biased, i.name);
+          if (has_flag(k->op, kProduct) && is_active(k->attrs)) add_names(form.active, i.name);
         }
   return form;
 }
 
-Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
+OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   Graph g = plan.source;
   int64_t batch = 0;
   for (const TensorId id : g.inputs)
@@ -207,8 +245,9 @@ Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form) {
   if (train) differentiate(g);
   split_weights(g);
   if (train) add_updates(g), clean(g);
+  const bool apart = is_half(g.training.precision) && rounds_apart(g, form, plan.options.fusion);
   rewrite(g, smaller_form);
-  return g;
+  return {std::move(g), apart};
 }
 
 }  // namespace whale::proof

@@ -15,12 +15,19 @@ struct Form {
   using Names = std::unordered_set<std::string>;  // of ops
   Names unpacked;  // of which the plan runs the form whose operands stand apart (OpDef::unpack)
   Names biased;    // products that it runs with a bias
+  Names active;    // that it runs with an activation
   Names products;  // all that it runs
 };
 Form form_of(const Entry& entry);
 
-// The passes of engine/grad, in the order that its README gives.
-Graph one_device_graph(const Plan& plan, const Entry& entry, const Form& form);
+// The passes of engine/grad, in the order that its README gives. `rounds_apart`: in 16 bits, a product, its bias and
+// its activation that one device has in one kernel, rounded once, are several in the plan, rounded each; so they are in
+// this.
+struct OneDevice {
+  Graph graph;
+  bool rounds_apart = false;
+};
+OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& form);
 
 // Reading the same, two ops compute the same. A view changes what most ops do, but not what one does of each element.
 bool same_op(const Graph& g, const Op& a, const Op& b);

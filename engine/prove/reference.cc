@@ -10,9 +10,9 @@ size_t Reference::Hash::operator()(const Reads& reads) const {
   return h;
 }
 
-Reference::Reference(const Plan& plan, const Entry& entry, const Form& form) : g_(one_device_graph(plan, entry, form)) {
-  index();
-}
+Reference::Reference(const Plan& plan, const Entry& entry, const Form& form)
+    : Reference(one_device_graph(plan, entry, form)) {}
+Reference::Reference(OneDevice program) : g_(std::move(program.graph)), rounds_apart_(program.rounds_apart) { index(); }
 
 void Reference::index() {
   root_.resize(g_.tensors.size());

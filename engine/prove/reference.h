@@ -17,6 +17,7 @@ namespace whale::proof {
 class Reference {
  public:
   Reference(const Plan& plan, const Entry& entry, const Form& form);
+  bool rounds_apart() const { return rounds_apart_; }  // OneDevice
 
   const Graph& graph() const { return g_; }
   const Tensor& tensor(TensorId id) const { return g_.tensor(id); }
@@ -74,7 +75,10 @@ class Reference {
   void find_gradients();
   void find_batch();
 
+  explicit Reference(OneDevice program);
+
   Graph g_;
+  bool rounds_apart_ = false;
   FactorTable factors_;
   std::vector<TensorId> root_;
   std::unordered_map<Reads, std::vector<OpId>, Hash> reads_;
