@@ -314,7 +314,7 @@ class Lowerer {
       const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(op.stage)]);
       for (size_t a = 1; a < lg_.axes(); ++a)
         if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a] && low_.local.depends_on_coordinate(op, a))
-          (is_patched(lg_, op) && !lg_.exact ? placed_ : apart_)[mesh][a] = 1;
+          (is_patched(lg_, op) && !(lg_.exact && lg_.by_micro_batch(a)) ? placed_ : apart_)[mesh][a] = 1;
     }
     Signature s;
     std::vector<SubAxis> sub_axes;

@@ -103,8 +103,9 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
   out.entry = entry.name, out.batch = entry.batch;
   try {
     Reference reference(plan, entry, proof::form_of(entry));
-    // Whether two are halves of a node is nothing that grows by equal steps.
-    const Symmetry symmetry(plan, entry, plan.options.exact ? Symmetry::Sought::kNo : sought);
+    // Whether the samples of two are halves of a node is nothing that grows by equal steps.
+    const bool alike = plan.options.exact && sought == Symmetry::Sought::kYes;
+    const Symmetry symmetry(plan, entry, alike ? Symmetry::Sought::kSamplesAlike : sought);
     if (symmetry.found()) {
       try {
         walk_all(out, plan, entry, reference, symmetry, shown);

@@ -49,7 +49,7 @@ std::vector<Runs> runs_of_axes(const Plan& plan, const Entry& entry, Symmetry::S
   for (size_t a = 0; a < plan.meshes.at(0).axes.size(); ++a) {
     int64_t n = 1;
     for (const PlanMesh& mesh : plan.meshes) n = std::max(n, mesh.axes[a].size);
-    std::vector<bool> joined(static_cast<size_t>(n), sought == Symmetry::Sought::kYes);
+    std::vector<bool> joined(static_cast<size_t>(n), sought != Symmetry::Sought::kNo);
     for (const PlanMesh& mesh : plan.meshes)
       if (mesh.axes[a].size != n || mesh.axes[a].only >= 0 ||
           std::ranges::any_of(mesh.axes, [](const MeshAxis& x) { return x.ragged(); }) ||
@@ -193,9 +193,9 @@ bool Regular::line(int32_t first) const {
     const DeviceRow &a = row(first), &b = row(second), &mine = row(d);
     const int64_t steps = c - begin;
     if (!even(a.placed, b.placed, mine.placed, steps) || !even(a.samples, b.samples, mine.samples, steps) ||
-        !variables(first, second, d, steps)) {
+        !variables(first, second, d, steps))
       return false;
-    }
+    if (s_.sought_ == Symmetry::Sought::kSamplesAlike && !even(a.samples, a.samples, mine.samples, 0)) return false;
     for (size_t g = 0; g < plan_.groups.size(); ++g)
       if (!group(g, first, second, d, steps)) return false;
   }
@@ -205,6 +205,7 @@ bool Regular::line(int32_t first) const {
 Symmetry::Symmetry(const Plan& plan, const Entry& entry, Sought sought)
     : plan_(plan),
       entry_(entry),
+      sought_(sought),
       axes_(runs_of_axes(plan, entry, sought)),
       micro_batches_(runs_of_micro_batches(entry, sought)),
       devices_(entry.rows.size(), 1) {

@@ -13,7 +13,8 @@ namespace whale::proof {
 
 class Symmetry {
  public:
-  enum class Sought : uint8_t { kNo, kYes };
+  // kSamplesAlike: of devices alone, and of those that have the same samples.
+  enum class Sought : uint8_t { kNo, kYes, kSamplesAlike };
   Symmetry(const Plan& plan, const Entry& entry, Sought sought);
 
   bool found() const;  // does anything stand for something?
@@ -34,6 +35,7 @@ class Symmetry {
 
   const Plan& plan_;
   const Entry& entry_;
+  const Sought sought_;
   std::vector<Runs> axes_;
   Runs micro_batches_;
   std::vector<int64_t> devices_;
