@@ -38,9 +38,10 @@ bool is_of_plans(OpCode code) {
 std::vector<Value> Kernels::run(const KernelCall& call) {
   const OpDef& d = def(call.code);
   const bool updates_many = d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic;
-  for (const Operand& o : call.in)
-    if (o.value != nullptr && o.value->region.size() == 0 && !updates_many && call.code != OpCode::k_concat)
-      no_rule("{} reads a tensor without elements", call.name);
+  const auto is_empty = [](const Operand& o) { return o.value && o.value->region.size() == 0; };
+  if (!updates_many && std::ranges::any_of(call.in, is_empty)) return without_elements(call);
+  const auto makes_nothing = [](const Result& r) { return element_count(r.local) == 0; };
+  if (!updates_many && !call.out.empty() && std::ranges::all_of(call.out, makes_nothing)) return nothing(call);
   if (call.code == OpCode::k_fused) return fused(call);
   if (call.code == OpCode::k_accumulate) {
     const std::string& combine = attr_string(call.attrs, "combine");
@@ -69,7 +70,7 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     refuse("it fills with what is no number");
   if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
   if (updates_many) return updates(call);
-  if (d.decompose) {
+  if (d.decompose && !is_whole(call)) {
     Graph scratch;
     Op op{.code = call.code,
           .name = call.name,
@@ -93,6 +94,15 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     if (!results.empty()) return parts(call, scratch, results);
   }
   return one(call);
+}
+
+// The program has it in one piece, too.
+bool Kernels::is_whole(const KernelCall& call) const {
+  if (!has_flag(call.code, kProduct)) return false;
+  TensorIds roots;
+  for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
+  const std::vector<OpId>* found = ref_.find(call.code, roots);
+  return found && std::ranges::any_of(*found, [&](OpId id) { return ref_.graph().op(id).attrs == call.attrs; });
 }
 
 std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, const TensorIds& results) {
@@ -189,6 +199,26 @@ std::vector<Value> Kernels::slice(const KernelCall& call) {
   return {out};
 }
 
+// Nothing adds nothing.
+std::vector<Value> Kernels::without_elements(const KernelCall& call) {
+  if (call.code == OpCode::k_concat) {
+    KernelCall rest = call;
+    std::erase_if(rest.in, [](const Operand& o) { return !o.value || o.value->region.size() == 0; });
+    if (rest.in.empty()) return {*call.in.at(0).value};
+    return rest.in.size() == 1 ? std::vector<Value>{*rest.in[0].value} : run(rest);
+  }
+  if (std::ranges::all_of(call.out, [](const Result& r) { return element_count(r.local) == 0; })) return nothing(call);
+  if (std::vector<Value> none = zeros(call); !none.empty()) return none;
+  no_rule("{} reads a tensor without elements", call.name);
+}
+
+std::vector<Value> Kernels::nothing(const KernelCall& call) {
+  std::vector<Value> out;
+  for (const Result& r : call.out)
+    out.push_back({.tensor = ref_.constant(r.dtype, 0), .dtype = r.dtype, .region = Region({{0, Set(), true}})});
+  return out;
+}
+
 std::vector<Value> Kernels::one(const KernelCall& call) {
   const auto of_no_terms = [&](const Operand& o) {
     const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
@@ -250,16 +280,16 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   const OpDef& d = def(call.code);
   if (!d.factors) return {};
   OpView view{call.code, &call.attrs, {}, {}, {}};
-  TensorIds roots;
+  std::vector<char> zero;
   for (const Operand& o : call.in) {
     view.present.push_back(o.value != nullptr);
     view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
-    roots.push_back(o.value ? o.value->tensor : kNone);
     const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
+    zero.push_back(o.value && ((c && *c == 0) || o.value->region.size() == 0));
     if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
   }
   for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
-  const bool linear = ref_.makes_zeros(d.factors(view), roots);
+  const bool linear = makes_zeros(d.factors(view), zero);
   std::vector<Value> out;
   for (const Result& r : call.out)
     if (linear) out.push_back(constant(r, 0));

@@ -74,6 +74,7 @@ class Kernels {
   struct Match;
   static FactorSplit split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list);
 
+  bool is_whole(const KernelCall& call) const;
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
@@ -93,6 +94,8 @@ class Kernels {
   Value constant(const Result& result, double value);
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
+  std::vector<Value> without_elements(const KernelCall& call);
+  std::vector<Value> nothing(const KernelCall& call);
   std::vector<Value> match(const KernelCall& call, OpId op, const FactorSplits& splits = {});
   Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
                         const std::optional<Digit>& said) const;

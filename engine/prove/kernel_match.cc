@@ -8,10 +8,10 @@
 namespace whale::proof {
 namespace {
 
-// A product's leading dimensions may be one: rows of a matrix.
-bool same_rows(const Op& op, const Dims& a, const Dims& b) {
+// The leading dimensions of a product's first operand and of its result may be one: rows of a matrix.
+bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {
   if (of_each_element(op)) return element_count(a) == element_count(b);
-  if (a == b || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
+  if (a == b || !has_rows || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
   return a.back() == b.back() && element_count(a) == element_count(b);
 }
 
@@ -416,7 +416,7 @@ Value Kernels::Match::result(size_t o) const {
     if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
     local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
   }
-  if (!same_rows(op, local, call.out[o].local))
+  if (!same_rows(op, local, call.out[o].local, true))
     refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
            to_string(call.out[o].local));
   v.region = Region(std::move(digits));
@@ -491,8 +491,23 @@ void Kernels::Match::name_terms(size_t o, Value& v) const {
   }
 }
 
-// Operands must have the dims that their parts have.
+// Operands must have the dims that their parts have, and make results of the dims that the kernel's have.
 void Kernels::Match::check_operands() const {
+  std::vector<TensorType> types;
+  std::vector<bool> present;
+  for (const Operand& o : call.in) {
+    present.push_back(o.value != nullptr);
+    types.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
+  }
+  try {
+    const std::vector<TensorType> made = infer(call.code, call.attrs, types, present);
+    for (size_t o = 0; o < call.out.size() && o < made.size(); ++o)
+      if (made[o].dims != call.out[o].local)
+        refuse("operands of these shapes give {}, and the result has {}", to_string(made[o].dims),
+               to_string(call.out[o].local));
+  } catch (const Error& e) {
+    refuse("{}", e.message());
+  }
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value) continue;
     Dims local(shape.in[i].dims.size(), 1);
@@ -509,7 +524,7 @@ void Kernels::Match::check_operands() const {
         n = read[static_cast<size_t>(f)]->size();
       local[static_cast<size_t>(shape.in[i].dim[k])] *= n;
     }
-    if (!same_rows(op, local, call.in[i].local))
+    if (!same_rows(op, local, call.in[i].local, i == 0))
       refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local), describe(ref, *call.in[i].value),
              to_string(local));
   }

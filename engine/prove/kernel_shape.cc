@@ -77,6 +77,10 @@ const Kernels::Shape& Kernels::shape_of(OpId id, bool rows, const FactorSplits& 
     out.dims = rows ? in_rows(ref_.tensor(tensor).dims) : ref_.tensor(tensor).dims;
     const Dims& dims = out.dims;
     for (size_t d = 0; d < dims.size(); ++d) {
+      if (dims[d] == 0) {  // nobody's
+        out.digits.push_back(0), out.owner.push_back(-1), out.dim.push_back(static_cast<int>(d));
+        continue;
+      }
       std::vector<int64_t> bounds{1, dims[d]};
       struct Own {
         int64_t outer, end;

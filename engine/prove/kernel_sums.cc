@@ -20,8 +20,8 @@ int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& look
   return n;
 }
 
-// The tensors that a sum is made of, if they are few, as often as they are in it.
-TensorIds all_summands_of(const Reference& ref, TensorId sum) {
+// The tensors that a sum is made of, as often as they are in it; none: they are too many.
+std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum) {
   constexpr size_t kMost = 16;
   TensorIds left{sum}, out;
   while (!left.empty()) {
@@ -33,7 +33,7 @@ TensorIds all_summands_of(const Reference& ref, TensorId sum) {
                                     [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
       for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
     else if (out.size() == kMost)
-      return {};
+      return std::nullopt;
     else
       out.push_back(id);
   }
@@ -41,11 +41,10 @@ TensorIds all_summands_of(const Reference& ref, TensorId sum) {
   return out;
 }
 
-// If each is in it once.
+// If they are few, and each is in it once.
 TensorIds summands_of(const Reference& ref, TensorId sum) {
-  TensorIds out = all_summands_of(ref, sum);
-  if (std::adjacent_find(out.begin(), out.end()) != out.end()) return {};
-  return out;
+  const std::optional<TensorIds> out = all_summands_of(ref, sum);
+  return out && std::adjacent_find(out->begin(), out->end()) == out->end() ? *out : TensorIds{};
 }
 
 bool has_all(const TensorIds& all, const TensorIds& some) {
@@ -208,9 +207,11 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
   const auto fits = [&](TensorId sum) {
     return ref_.tensor(sum).dims == ref_.tensor(a.tensor).dims && ref_.tensor(sum).dtype == a.dtype;
   };
-  TensorIds wanted = all_summands_of(ref_, a.tensor);
-  for (const TensorId id : all_summands_of(ref_, b.tensor)) wanted.push_back(id);
-  std::ranges::sort(wanted);
+  std::optional<TensorIds> wanted = all_summands_of(ref_, a.tensor);
+  const std::optional<TensorIds> more = all_summands_of(ref_, b.tensor);
+  if (!wanted || !more) return {};
+  wanted->insert(wanted->end(), more->begin(), more->end());
+  std::ranges::sort(*wanted);
   for (const OpId id : ref_.ops_of(OpCode::k_add)) {
     const TensorId out = ref_.root(ref_.graph().op(id).outputs[0]);
     if (!fits(out) || all_summands_of(ref_, out) != wanted) continue;

@@ -148,40 +148,80 @@ void keep_apart(Graph& g, const Form::Names& run) {
   }
 }
 
+TensorIds without_empty_parts(Graph& graph, const Op& op) {
+  if (op.code != OpCode::k_concat) return {};
+  TensorIds some;
+  for (const TensorId id : op.inputs)
+    if (element_count(graph.tensor(id).dims) > 0) some.push_back(id);
+  if (some.empty() || some.size() == op.inputs.size()) return {};
+  if (some.size() == 1) return some;
+  const Op given = op;  // appending moves the graph's ops
+  return graph.op(append_op(graph, given.code, some, given.attrs, given.scope, given.name)).outputs;
+}
+
+bool is_low(DType type) { return type == DType::kBF16 || type == DType::kF16; }
+
 bool is_active(const Attrs& attrs) {
   const std::string& activation = attr_string(attrs, "activation");
   return !activation.empty() && activation != "none";
 }
 
-// Is there a product whose result is rounded before its bias or its activation, where one device would round behind?
-// `folds`: ones that the program has as ops of their own too.
-bool rounds_apart(const Graph& g, const Form& form, bool folds) {
+bool is_biased(const Op& op) { return op.inputs.size() > 2 && op.inputs[2] != kNone; }
+
+// Does the plan run all of the op in one kernel, wherever it runs it? In 16 bits that is rounded once.
+bool runs_whole(const Graph& g, const Op& op, const Form& form) {
+  if (!has_flag(op.code, kProduct) || !is_low(g.tensor(op.outputs[0]).dtype)) return false;
+  const bool biased = is_biased(op), active = is_active(op.attrs);
+  return (biased || active) && !(biased && (form.unbiased.contains(op.name) || !form.biased.contains(op.name))) &&
+         !(active && (form.inactive.contains(op.name) || !form.active.contains(op.name)));
+}
+
+std::vector<int> readers_of(const Graph& g) {
   std::vector<int> readers(g.tensors.size());
   for (const Op& op : g.ops)
     for (const TensorId id : op.inputs)
       if (id != kNone) ++readers[static_cast<size_t>(id)];
   for (const NamedTensor& o : g.outputs) ++readers[static_cast<size_t>(o.tensor)];
-  const auto made_alone = [&](TensorId id, ScopeId scope) -> const Op* {
-    const OpId maker = id == kNone ? kNone : g.tensor(id).producer;
-    if (maker == kNone || readers[static_cast<size_t>(id)] != 1 || !has_flag(g.op(maker).code, kProduct))
-      return nullptr;
-    return g.scope_path(g.op(maker).scope) == g.scope_path(scope) ? &g.op(maker) : nullptr;
-  };
+  return readers;
+}
+// The product that makes this, which nothing else reads; null: none does.
+const Op* product_of(const Graph& g, const std::vector<int>& readers, TensorId id) {
+  const OpId maker = id == kNone ? kNone : g.tensor(id).producer;
+  const bool alone = maker != kNone && readers[static_cast<size_t>(id)] == 1 && has_flag(g.op(maker).code, kProduct);
+  return alone ? &g.op(maker) : nullptr;
+}
+
+// Activations within products, where the plan runs them so.
+void fold_activations(Graph& g, const Form& form) {
+  const std::vector<int> readers = readers_of(g);
+  rewrite(g, [&](Graph& graph, const Op& op) {
+    const char* name = def(op.code).as_activation;
+    if (!name || op.inputs[0] >= std::ssize(readers)) return TensorIds{};
+    const Op* made = product_of(graph, readers, op.inputs[0]);
+    if (!made || is_active(made->attrs)) return TensorIds{};
+    Op product = *made;
+    product.attrs["activation"] = std::string(name);
+    product.outputs = op.outputs;
+    if (!runs_whole(graph, product, form)) return TensorIds{};
+    return graph.op(append_op(graph, product.code, product.inputs, product.attrs, product.scope, product.name)).outputs;
+  });
+}
+
+// Is there a product whose result is rounded before its bias or its activation, where one device would round behind?
+// `folds`: ones that the program has as ops of their own too.
+bool rounds_apart(const Graph& g, const Form& form, bool folds) {
+  const std::vector<int> readers = readers_of(g);
   return std::ranges::any_of(g.ops, [&](const Op& op) {
-    const DType type = g.tensor(op.outputs[0]).dtype;
-    if (type != DType::kBF16 && type != DType::kF16) return false;
-    if (has_flag(op.code, kProduct)) {
-      const bool biased = op.inputs.size() > 2 && op.inputs[2] != kNone;
-      return (biased && !form.biased.contains(op.name)) || (is_active(op.attrs) && !form.active.contains(op.name));
-    }
+    if (!is_low(g.tensor(op.outputs[0]).dtype)) return false;
+    if (has_flag(op.code, kProduct)) return (is_biased(op) || is_active(op.attrs)) && !runs_whole(g, op, form);
     if (!folds) return false;
     if (op.code == OpCode::k_add)
       for (const size_t at : {size_t{0}, size_t{1}})
-        if (const Op* product = made_alone(op.inputs[at], op.scope))
-          return g.tensor(op.inputs[1 - at]).dims.size() == 1 && !form.biased.contains(product->name);
-    if (const Op* product = def(op.code).as_activation ? made_alone(op.inputs[0], op.scope) : nullptr)
-      return !form.active.contains(product->name);
-    return false;
+        if (const Op* product = product_of(g, readers, op.inputs[at]);
+            product && g.tensor(op.inputs[1 - at]).dims.size() == 1 &&
+            g.scope_path(product->scope) == g.scope_path(op.scope))
+          return true;
+    return def(op.code).as_activation && product_of(g, readers, op.inputs[0]);
   });
 }
 
@@ -213,9 +253,10 @@ Form form_of(const Entry& entry) {
       for (const Instruction& i : s.instructions)
         if (const auto* k = i.kernel(); k != nullptr) {
           if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) add_names(form.unpacked, i.name);
-          if (has_flag(k->op, kProduct)) add_names(form.products, i.name);
-          if (has_flag(k->op, kProduct) && i.in.size() > 2 && i.in[2] != kNone) add_names(form.biased, i.name);
-          if (has_flag(k->op, kProduct) && is_active(k->attrs)) add_names(form.active, i.name);
+          if (!has_flag(k->op, kProduct)) continue;
+          add_names(form.products, i.name);
+          add_names(i.in.size() > 2 && i.in[2] != kNone ? form.biased : form.unbiased, i.name);
+          add_names(is_active(k->attrs) ? form.active : form.inactive, i.name);
         }
   return form;
 }
@@ -245,8 +286,13 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
   if (train) differentiate(g);
   split_weights(g);
   if (train) add_updates(g), clean(g);
-  const bool apart = is_half(g.training.precision) && rounds_apart(g, form, plan.options.fusion);
-  rewrite(g, smaller_form);
+  const bool half = is_half(g.training.precision);
+  if (half) fold_activations(g, form);
+  const bool apart = half && rounds_apart(g, form, plan.options.fusion);
+  rewrite(g, [&](Graph& graph, const Op& op) {
+    return half && runs_whole(graph, op, form) ? TensorIds{} : smaller_form(graph, op);
+  });
+  rewrite(g, without_empty_parts);
   return {std::move(g), apart};
 }
 

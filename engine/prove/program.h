@@ -13,10 +13,10 @@ namespace whale::proof {
 // nothing that is not so.
 struct Form {
   using Names = std::unordered_set<std::string>;  // of ops
-  Names unpacked;  // of which the plan runs the form whose operands stand apart (OpDef::unpack)
-  Names biased;    // products that it runs with a bias
-  Names active;    // that it runs with an activation
-  Names products;  // all that it runs
+  Names unpacked;          // of which the plan runs the form whose operands stand apart (OpDef::unpack)
+  Names products;          // that it runs
+  Names biased, unbiased;  // of these, with a bias within and without one
+  Names active, inactive;  // with an activation within and without one
 };
 Form form_of(const Entry& entry);
 

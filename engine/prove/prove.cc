@@ -6,6 +6,7 @@
 #include "base/progress.h"
 #include "base/watch.h"
 #include "prove/meetings.h"
+#include "prove/settings.h"
 #include "prove/races.h"
 #include "prove/walk.h"
 
@@ -103,6 +104,7 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
   out.entry = entry.name, out.batch = entry.batch;
   try {
     Reference reference(plan, entry, proof::form_of(entry));
+    proof::check_settings(plan, entry, reference);
     // Whether the samples of two are halves of a node is nothing that grows by equal steps.
     const bool alike = plan.options.exact && sought == Symmetry::Sought::kYes;
     const Symmetry symmetry(plan, entry, alike ? Symmetry::Sought::kSamplesAlike : sought);

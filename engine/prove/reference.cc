@@ -4,6 +4,14 @@
 
 namespace whale::proof {
 
+bool makes_zeros(const Factors& factors, const std::vector<char>& zero) {
+  return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
+    return !set.empty() && std::ranges::all_of(set, [&](int i) {
+      return static_cast<size_t>(i) < zero.size() && zero[static_cast<size_t>(i)];
+    });
+  });
+}
+
 size_t Reference::Hash::operator()(const Reads& reads) const {
   size_t h = static_cast<size_t>(reads.code);
   for (const TensorId id : reads.roots) h = (h ^ static_cast<size_t>(id + 1)) * 0x9e3779b97f4a7c15 ^ h >> 29;
@@ -44,8 +52,9 @@ void Reference::index() {
       if (added) values_.emplace(at->second, at->first.second);
       continue;
     }
-    if (std::ranges::any_of(reads.roots, [&](TensorId id) { return is_zero(id); }) && def(op.code).factors &&
-        makes_zeros(factors_.of(g_, op), reads.roots)) {
+    std::vector<char> zero;
+    for (const TensorId id : reads.roots) zero.push_back(is_zero(id));
+    if (std::ranges::count(zero, 1) > 0 && def(op.code).factors && makes_zeros(factors_.of(g_, op), zero)) {
       for (const TensorId id : op.outputs)
         if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
       continue;
@@ -204,16 +213,9 @@ TensorId Reference::zero_like(TensorId id) {
 }
 
 bool Reference::is_zero(TensorId root) const {
-  const double* c = root == kNone ? nullptr : constant(root);
-  return c != nullptr && *c == 0;
-}
-
-bool Reference::makes_zeros(const Factors& factors, const TensorIds& roots) const {
-  return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
-    return !set.empty() && std::ranges::all_of(set, [&](int i) {
-      return static_cast<size_t>(i) < roots.size() && is_zero(roots[static_cast<size_t>(i)]);
-    });
-  });
+  if (root == kNone) return false;
+  const double* c = constant(root);
+  return c != nullptr ? *c == 0 : element_count(g_.tensor(root).dims) == 0;
 }
 
 const double* Reference::constant(TensorId root) const {

@@ -14,6 +14,9 @@
 
 namespace whale::proof {
 
+// Is an op linear in some of its operands, which are zeros each? So are its results then.
+bool makes_zeros(const Factors& factors, const std::vector<char>& zero);
+
 class Reference {
  public:
   Reference(const Plan& plan, const Entry& entry, const Form& form);
@@ -33,11 +36,9 @@ class Reference {
   // A number, of which every tensor that holds nothing else is a part.
   TensorId constant(DType dtype, double value);
   const double* constant(TensorId root) const;
-  bool is_zero(TensorId root) const;
+  bool is_zero(TensorId root) const;  // or has no elements
   // What is linear in a summand of `sum`, told apart from what is linear in it elsewhere. Itself, if it is that sum.
   TensorId image_of(TensorId summand, TensorId sum);
-  // Is an op linear in some of its operands, which are zeros each? So are its results then.
-  bool makes_zeros(const Factors& factors, const TensorIds& roots) const;
 
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;

@@ -241,10 +241,8 @@ bool Terms::beside(const Terms& other) {
   for (const Summand& theirs : other.summands_) {
     const auto at = std::lower_bound(summands_.begin(), summands_.end(), theirs.tensor,
                                      [](const Summand& s, TensorId id) { return s.tensor < id; });
-    if (at == summands_.end() || at->tensor != theirs.tensor)
-      summands_.insert(at, theirs);
-    else if (!(at->boxes == theirs.boxes))
-      return false;
+    if (at != summands_.end() && at->tensor == theirs.tensor) return false;
+    summands_.insert(at, theirs);
   }
   return true;
 }

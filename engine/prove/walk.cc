@@ -314,6 +314,11 @@ void Walk::check_in_place(const Device& d, const Instruction& i, const work::Ker
 void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
   const PlanInput& input = entry_.inputs[static_cast<size_t>(f.input)];
   const TensorId id = ref_.input(input.name);
+  if (id == kNone && std::ranges::any_of(plan_.source.inputs, [&](TensorId x) {
+        const Tensor& t = plan_.source.tensor(x);
+        return t.name == input.name && t.dtype == input.dtype;
+      }))
+    return;  // the program reads nothing of it, so nobody may
   if (id == kNone || ref_.tensor(id).dims != input.dims || ref_.tensor(id).dtype != input.dtype)
     refuse("input {} is none of the one-device program", input.name);
   Region region = Region::whole(input.dims);

@@ -152,9 +152,20 @@ void fold_whole_products(ShardedGraph& lg) {
       if (partial(product) || partial(bias) ||
           !(lg.shardings[static_cast<size_t>(product)] == lg.shardings[static_cast<size_t>(op.outputs[0])]))
         continue;
+      // In 16 bits one device reads the bias as it is and rounds the sum alone.
+      TensorId as_it_is = bias;
+      if (size_of(y.dtype) == 2 && b.producer != kNone) {
+        const Op& cast = g.op(b.producer);
+        as_it_is = cast.code == OpCode::k_cast ? cast.inputs[0] : kNone;
+        if (as_it_is == kNone || g.tensor(as_it_is).dtype != DType::kF32 ||
+            !(lg.shardings[static_cast<size_t>(as_it_is)] == lg.shardings[static_cast<size_t>(bias)]))
+          continue;
+        if (readers[static_cast<size_t>(bias)].size() == 1 && !kept[static_cast<size_t>(bias)])
+          removed[static_cast<size_t>(b.producer)] = 1;
+      }
       Op fused = matmul;
       fused.inputs.resize(3, kNone);
-      fused.inputs[2] = bias;
+      fused.inputs[2] = as_it_is;
       fused.outputs = op.outputs;
       removed[static_cast<size_t>(maker)] = 1;
       op = std::move(fused);
