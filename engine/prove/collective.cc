@@ -59,15 +59,51 @@ Held part(Reference& ref, const Held& all, const SubAxisCuts& cuts, const Dims& 
   return std::make_shared<const Value>(std::move(out));
 }
 
+// Of these dims what lies in the member's interval.
+Dims cut_dims(Dims whole, const SubAxisCuts& cuts, size_t member) {
+  int64_t& n = whole.at(static_cast<size_t>(cuts.sub_axis.dim));
+  n = cuts.sub_axis.outer * cuts.cuts.at(member).size() * cuts.sub_axis.inner;
+  return whole;
+}
+Dims whole_dims(Dims part, const SubAxisCuts& cuts) {
+  part.at(static_cast<size_t>(cuts.sub_axis.dim)) = cuts.sub_axis.outer * cuts.cuts.back().end * cuts.sub_axis.inner;
+  return part;
+}
+
+// Every member gives and gets its part of one whole.
+void check_dims(const Exchange& e) {
+  const auto expect = [](const Dims& wanted, const Dims& found, const char* what) {
+    if (wanted != found && element_count(wanted) + element_count(found) > 0)
+      refuse("a member {} {}, expected {}", what, to_string(found), to_string(wanted));
+  };
+  for (size_t m = 0; m < e.in.size(); ++m) {
+    Dims in = e.in_dims[0], out = e.in_dims[0];
+    if (e.work->op == OpCode::k_all_gather) {
+      out = e.out_dims[0], in = cut_dims(out, e.work->cuts.at(e.operand), m);
+    } else if (e.work->op == OpCode::k_reduce_scatter) {
+      out = cut_dims(in, e.work->cuts.at(e.operand), m);
+    } else if (e.work->op == OpCode::k_all_to_all) {
+      const Dims whole = whole_dims(e.in_dims[0], e.work->cuts.at(0));
+      in = cut_dims(whole, e.work->cuts.at(0), m), out = cut_dims(whole, e.work->to, m);
+    } else if (e.work->op == OpCode::k_shift) {
+      in = e.in_dims[m], out = e.in_dims[(m + e.in.size() - 1) % e.in.size()];
+    }
+    expect(in, e.in_dims[m], "gives");
+    expect(out, e.out_dims[m], "gets");
+  }
+}
+
 }  // namespace
 
 std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
   const size_t n = e.in.size();
   std::vector<Held> out(n);
+  check_dims(e);
   switch (e.work->op) {
     case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, e));
-    case OpCode::k_adasum: {  // the walk names the exemption
-      if (!ref.is_of_gradients(e.in[0]->tensor)) refuse("{} is no gradient", describe(ref, *e.in[0]));
+    case OpCode::k_adasum: {      // the walk names the exemption
+      for (const Held& v : e.in)  // zeros: of a member without samples
+        if (!ref.is_zero(v->tensor) && !ref.is_of_gradients(v->tensor)) refuse("{} is no gradient", describe(ref, *v));
       return std::vector<Held>(n, combined(ref, e));
     }
     case OpCode::k_all_gather: return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));

@@ -136,7 +136,8 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
   made.reserve(body.steps.size());
   const auto n = static_cast<int>(call.in.size());
   for (const FusedStep& step : body.steps) {
-    KernelCall each{.code = step.code, .key = step.key, .box = call.box, .samples = call.samples, .name = call.name};
+    KernelCall each{.code = step.code, .key = step.key, .box = call.box, .samples = call.samples};
+    if (&step == &body.steps.back()) each.name = call.name;
     Dims dims;
     for (const int o : step.operands) {
       each.in.push_back(o < n ? call.in[static_cast<size_t>(o)]

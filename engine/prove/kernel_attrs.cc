@@ -68,7 +68,7 @@ Interval Kernels::made_through(const KernelCall& call, const Op& op, const Facto
   if (size <= 0 || begin < 0 || made.end > w.result)
     refuse("with padding {}, [{}:{}] of {} would give [{}:{}] of {}", low, held.begin, held.end, factor.name,
            made.begin, made.end, w.result);
-  if (said && !(said->set == Set(made)))
+  if (said && !said->any && !(said->set == Set(made)))
     refuse("with padding {}, [{}:{}] of {} gives [{}:{}], and another operand has {}", low, held.begin, held.end,
            factor.name, made.begin, made.end, to_string(said->set));
   const auto rounded_up = [](int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); };

@@ -331,3 +331,144 @@ TEST_CASE("unsound: a plan without an entry") {
   plan.entries.clear();
   CHECK(prove(plan).verdict == ProofVerdict::kRefuted);
 }
+
+namespace {
+
+void put_before(Program& p, const char* name, const Instruction& i) {
+  for (Segment& s : p.segments)
+    for (size_t k = 0; k < s.instructions.size(); ++k)
+      if (s.instructions[k].name == name) {
+        shift(s, k, 1);
+        s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(k), i);
+        return;
+      }
+  throw std::runtime_error(name);
+}
+
+BufferId seen_as(Program& p, BufferId id, Dims dims) {
+  Buffer b = p.buffers[size_t(id)];
+  if (b.alias == kNone) b.alias = id;
+  b.name = "view", b.dims = std::move(dims);
+  p.buffers.push_back(b);
+  return BufferId(p.buffers.size()) - 1;
+}
+
+}  // namespace
+
+TEST_CASE("unsound N: operands in other shapes") {
+  const Plan plan = plan_of(small::gpt(4, OptimizerKind::kSgd, 1, 4, 8, 12).g, "null:2", "split(2)",
+                            [](CompileOptions& o) { o.fusion = false; });
+  Plan same = plan;
+  say("N: undamaged", same);
+  int views = 0;
+  for (size_t k = 0; k < body(same.entries[0].programs[0]).size(); ++k) {
+    Plan bad = plan;
+    Program& p = bad.entries[0].programs[0];
+    Instruction& i = body(p)[k];
+    const size_t at = is_op(i, "matmul") ? 1 : 0;
+    const auto* collective = i.as<work::Collective>();
+    const bool moves = collective && collective->op == OpCode::k_reduce_scatter;
+    if (!(is_op(i, "matmul") || is_op(i, "gelu") || moves) || i.in.size() <= at) continue;
+    Dims dims = p.buffers[size_t(i.in[at])].dims;
+    if (dims.size() < 2 || dims[0] % 2) continue;
+    dims[0] /= 2, dims.insert(dims.begin() + 1, 2);
+    i.in[at] = seen_as(p, i.in[at], dims);
+    say(i.name.c_str(), bad);
+    ++views;
+  }
+  CHECK(views > 4);
+}
+
+TEST_CASE("unsound O: a sum of more summands than anybody counts") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "many";
+  const OpCode each[] = {k_relu, k_sigmoid, k_tanh, k_exp};
+  std::vector<TensorId> leaf;
+  TensorId chain = m.input("x", {8, 4});
+  for (size_t i = 0; i < 20; ++i) leaf.push_back(chain = m.op(each[i % 4], {chain}, {}, "s" + std::to_string(i)));
+  TensorId big = leaf[0];
+  for (size_t i = 1; i < 17; ++i) big = m.op(k_add, {big, leaf[i]}, {}, "big" + std::to_string(i));
+  m.g.outputs = {{"big", m.op(k_neg, {big}, {}, "nbig")}, {"pq", m.op(k_add, {leaf[17], leaf[18]}, {}, "pq")}};
+  Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false; });
+  say("O: undamaged", plan);
+  Program& p = plan.entries[0].programs[0];
+  const BufferId own = fresh(p, "own", {8, 4});
+  const Instruction more = made(k_add, "more", {named(p, "pq").out[0], named(p, "nbig").in[0]}, {own});
+  put_before(p, "fetch.pq", more);
+  named(p, "fetch.pq").in = {own};
+  say("O: pq + big handed out as pq", plan);
+}
+
+TEST_CASE("unsound P: two images of one summand have one name") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "names";
+  const TensorId x = m.input("x", {8, 4}), v = m.variable("v", {4}), w = m.variable("w", {4});
+  const auto sum = [&](OpCode op, const char* name) {
+    return m.op(k_reduce_sum, {m.op(op, {x})}, {{"axes", Ints{0}}}, name);
+  };
+  const TensorId a = m.op(k_add, {sum(k_relu, "p"), sum(k_tanh, "s")}, {}, "a");
+  m.g.outputs = {{"y", m.op(k_add, {m.op(k_mul, {a, v}, {}, "f"), m.op(k_mul, {a, w}, {}, "g")}, {}, "y")}};
+  Plan plan = plan_of(m.g, "null:2", "replica", [](CompileOptions& o) { o.fusion = false; });
+  give_own_programs(plan.entries[0]);
+  if (plan.entries[0].rows[1].program == plan.entries[0].rows[0].program) {
+    plan.entries[0].programs.push_back(plan.entries[0].programs[0]);
+    plan.entries[0].rows[1].program = 1;
+  }
+  say("P: undamaged", plan);
+  Program& p = plan.entries[0].programs[1];
+  const BufferId zero = fresh(p, "zero", {4});
+  put_before(p, "y",
+             made(k_fill, "z", {}, {zero}, {{"shape", Ints{4}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+  Instruction& y = named(p, "y");
+  y.in[y.in[1] == named(p, "g").out[0] ? 1 : 0] = zero;
+  say("P: device 1 adds zeros in place of its share of g", plan);
+}
+
+TEST_CASE("unsound Q: in 16 bits a bias is rounded that one device adds as it is") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "bias";
+  const TensorId x = m.input("x", {8, 4}), w = m.variable("w", {4, 6}), b = m.variable("b", {6});
+  m.g.outputs = {{"y", m.op(k_tanh, {m.op(k_add, {m.op(k_matmul, {x, w}, {}, "mm"), b}, {}, "sum")}, {}, "t")}};
+  for (const char* strategy : {"replica(2)", "split(2, factor=columns)"}) {
+    Plan plan = plan_of(m.g, "null:2", strategy, [](CompileOptions& o) { o.precision = Precision::kBFloat16; });
+    say("Q: undamaged", plan);
+    Program& p = plan.entries[0].programs[0];
+    Instruction& mm = named(p, "mm");
+    if (mm.in.size() < 3 || mm.in[2] == kNone) continue;  // told apart in the statement
+    const BufferId low = fresh(p, "low", p.buffers[size_t(mm.in[2])].dims, DType::kBF16);
+    const Instruction round = made(k_cast, "round", {mm.in[2]}, {low}, {{"dtype", std::string("bf16")}});
+    mm.in[2] = low;
+    put_before(p, "mm", round);
+    say("Q: the bias rounded first", plan);
+  }
+  // Where a split takes them apart, the statement says so.
+  m.g.outputs = {{"y", m.op(k_tanh, {m.op(k_add, {m.op(k_matmul, {x, w}), b})})}};
+  const Proof apart = prove(
+      plan_of(m.g, "null:2", "split(2, factor=k)", [](CompileOptions& o) { o.precision = Precision::kBFloat16; }));
+  CHECK_MESSAGE(has(text(apart), "rounded before their bias"), text(apart));
+}
+
+TEST_CASE("unsound R: what a session reads beside the programs") {
+  const Plan plan = plan_of(small::mlp(8, OptimizerKind::kAdam).g, "null:2", "replica");
+  Plan same = plan;
+  say("R: undamaged", same);
+  const std::pair<const char*, std::function<void(Plan&)>> damages[] = {
+      {"learning rate", [](Plan& p) { p.optimizer.learning_rate *= 100; }},
+      {"beta1", [](Plan& p) { p.optimizer.beta1 = 0.5; }},
+      {"schedule", [](Plan& p) { p.lr_schedule.kind = LrScheduleKind::kCosine; }},
+      {"precision", [](Plan& p) { p.precision = Precision::kBFloat16; }},
+      {"initial value", [](Plan& p) { p.variables[0].init.a += 1; }},
+      {"trained", [](Plan& p) { p.variables[0].trainable = !p.variables[0].trainable; }},
+      {"state's initial value",
+       [](Plan& p) { p.variables.back().init.kind = InitKind::kConstant, p.variables.back().init.a = 1; }},
+      {"state's name", [](Plan& p) { p.variables.back().state_name += "x"; }},
+  };
+  for (const auto& [what, damage] : damages) {
+    Plan bad = plan;
+    damage(bad);
+    say(what, bad);
+  }
+}
