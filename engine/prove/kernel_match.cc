@@ -373,9 +373,17 @@ void Kernels::Match::find_terms() {
   enum Named { kAsTheyAre, kAsOne, kByOperand };
   const auto beside = [&](Named how) {
     if (!pairs) terms = {};
-    for (const int i : together) {
-      const Value* v = static_cast<size_t>(i) < call.in.size() ? call.in[static_cast<size_t>(i)].value : nullptr;
+    for (size_t k = 0; k < together.size(); ++k) {
+      const auto at = [&](size_t which) -> const Value* {
+        const auto i = static_cast<size_t>(together[which]);
+        return i < call.in.size() ? call.in[i].value : nullptr;
+      };
+      const Value* v = at(k);
       if (!v) continue;
+      bool twice = false;  // the same terms of one tensor: what is linear in it is counted once
+      for (size_t before = 0; before < k; ++before)
+        twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
+      if (twice) continue;
       Terms mine = v->terms;
       if (mine.whole()) mine.add_summand(v->tensor);
       if (how != kAsTheyAre) mine.unite(v->tensor);

@@ -170,7 +170,7 @@ bool is_biased(const Op& op) { return op.inputs.size() > 2 && op.inputs[2] != kN
 
 // Does the plan run all of the op in one kernel, wherever it runs it? In 16 bits that is rounded once.
 bool runs_whole(const Graph& g, const Op& op, const Form& form) {
-  if (!has_flag(op.code, kProduct) || !is_low(g.tensor(op.outputs[0]).dtype)) return false;
+  if (!form.whole || !has_flag(op.code, kProduct) || !is_low(g.tensor(op.outputs[0]).dtype)) return false;
   const bool biased = is_biased(op), active = is_active(op.attrs);
   return (biased || active) && !(biased && (form.unbiased.contains(op.name) || !form.biased.contains(op.name))) &&
          !(active && (form.inactive.contains(op.name) || !form.active.contains(op.name)));

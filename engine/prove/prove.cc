@@ -99,11 +99,22 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
 
 }  // namespace
 
-EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, bool shown) {
+namespace {
+
+// Has the plan taken products apart and put them together again, so that nobody can tell which of the source they are?
+bool has_own_products(const Plan& plan, const proof::Form& form) {
+  proof::Form::Names known;
+  for (const Op& op : plan.source.ops) known.insert(op.name);
+  const auto is_own = [&](const std::string& name) { return !known.contains(name); };
+  return std::ranges::any_of(form.biased, is_own) || std::ranges::any_of(form.active, is_own);
+}
+
+EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& form, Symmetry::Sought sought,
+                    bool shown) {
   EntryProof out;
   out.entry = entry.name, out.batch = entry.batch;
   try {
-    Reference reference(plan, entry, proof::form_of(entry));
+    Reference reference(plan, entry, form);
     proof::check_settings(plan, entry, reference);
     // Whether the samples of two are halves of a node is nothing that grows by equal steps.
     const bool alike = plan.options.exact && sought == Symmetry::Sought::kYes;
@@ -128,6 +139,17 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
     out.what = out.construct = "an op without an attribute that it must have";
   }
   return out;
+}
+
+}  // namespace
+
+EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, bool shown) {
+  proof::Form form = proof::form_of(entry);
+  EntryProof out = prove_as(plan, entry, form, sought, shown);
+  if (out.verdict == ProofVerdict::kProven || !is_half(plan.precision) || !has_own_products(plan, form)) return out;
+  form.whole = false;  // and the statement says so
+  EntryProof apart = prove_as(plan, entry, form, sought, shown);
+  return apart.verdict == ProofVerdict::kProven ? apart : out;
 }
 
 Proof prove(const Plan& plan, bool shown) {
