@@ -53,11 +53,11 @@ bool reads_nothing(const Site& at, const Op& op) {
   return list ? some && all : some;
 }
 
-// A collective of whose operands the whole group has nothing (a micro-batch without samples).
+// A collective of whose operands the whole group has nothing (a micro-batch without samples). Only what is gathered or
+// exchanged may be nothing here and something at another member.
 bool nobody_has_any(const Site& at, const Op& op, const work::Collective& c) {
-  if (op.code == OpCode::k_reduce_scatter)
+  if (op.code != OpCode::k_all_gather && op.code != OpCode::k_all_to_all)
     return std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return at.empty(id); });
-  if (op.code != OpCode::k_all_gather && op.code != OpCode::k_all_to_all) return false;
   for (size_t k = 0; k < op.inputs.size(); ++k) {
     Dims whole = at.dims(op.inputs[k]);
     const SubAxis& sub_axis = c.cuts[k].sub_axis;

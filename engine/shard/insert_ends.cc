@@ -137,7 +137,7 @@ void Inserter::finish() {
     std::set<int32_t> there{tasks().mesh_of_stage[static_cast<size_t>(b_.out.stage(loss))]};
     for (int32_t s = 0; s < static_cast<int32_t>(tasks().stages()); ++s)
       if (there.insert(tasks().mesh_of_stage[static_cast<size_t>(s)]).second)
-        out.fetches.push_back({"loss", b_.transfer(loss, s)});
+        out.fetches.push_back({"loss", b_.transfer(loss, s, Phase::kForward)});
   }
   b_.finish();
 }

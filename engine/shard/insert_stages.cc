@@ -80,7 +80,7 @@ TensorId Inserter::at_stage(TensorId id, const Op& reader) {
     if (here.size == there.size && (here.shares == there.shares || !(here.has_gaps() || there.has_gaps()))) continue;
     if (placement(id, a) == Placement::kPartial) id = to_sharding(reader, id, a, {});
   }
-  return b_.latest(b_.transfer(id, reader.stage));  // it may have been a part of a sum and reduced since
+  return b_.latest(b_.transfer(id, reader.stage, reader.phase));  // it may have been a part of a sum and reduced since
 }
 
 // Adasum combines what whole replicas made of a parameter: of one that stages share, the replicas have to be the same.

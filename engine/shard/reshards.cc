@@ -386,7 +386,7 @@ TensorId ReshardBuilder::rearrange(TensorId id, Sharding to) {
   return made;
 }
 
-TensorId ReshardBuilder::transfer(TensorId id, int32_t stage) {
+TensorId ReshardBuilder::transfer(TensorId id, int32_t stage, Phase reader) {
   const auto at = key(id, static_cast<size_t>(stage), kMove, {});
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
@@ -394,6 +394,10 @@ TensorId ReshardBuilder::transfer(TensorId id, int32_t stage) {
   for (size_t a = 1; a < out.axes(); ++a)
     if (!out.cuts(a, stage)) sharding.axes[a] = {};
   append_behind(id, OpCode::k_transfer, {id}, made, {}, stage);
+  // A gradient may be a value of the forward pass (of a sum: what its other factor is). No forward pass waits for a
+  // later stage's: it goes with the gradients.
+  Phase& phase = out.graph.ops.back().phase;
+  if (phase == Phase::kForward && reader != Phase::kForward && stage < out.stage(id)) phase = Phase::kBackward;
   return made_[at] = made;
 }
 

@@ -57,8 +57,8 @@ class ReshardBuilder {
     const auto known = sums_.find(id);
     return known == sums_.end() ? std::pair<TensorId, size_t>{kNone, 0} : known->second;
   }
-  TensorId transfer(TensorId id, int32_t stage);  // to another stage; partial values along axes of other sizes are not
-                                                  // allowed
+  // To another stage, for a reader of that phase; partial values along axes of other sizes are not allowed.
+  TensorId transfer(TensorId id, int32_t stage, Phase reader);
   TensorId input_form(TensorId id, int32_t stage, bool whole);  // of an input: in another stage, not cut along time
 
   void finish();  // drops what nobody reads; moves what only the epilogue reads there

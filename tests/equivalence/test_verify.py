@@ -1252,6 +1252,18 @@ def test_sums_over_micro_batches_in_16_bits(tmp_path, devices, strategy, zero, m
     assert [row["verdict"] for row in rows if row["subject"] == "gradients summed in fewer bits"] == ["equal"] * 2, rows
 
 
+@pytest.mark.parametrize("option", ["--gradient-dtype", "--accumulate-dtype"])
+def test_sums_in_float32_are_fewer_bits_in_float64(tmp_path, option):
+    """They were taken for sums in the gradients' own type: by options they were left out, and a file was accused of them."""
+    options = ["--devices", "ref:4", "--strategy", "replica(2) > pipeline(2, micro_batches=3)", "--precision", "f64", option, "f32"]
+    path, plan = handed_out(tmp_path, GPT, *options)
+    for how in (["--plan", plan], options):
+        row = of_sums(verify(path, *how, code=0))
+        worst = row["gradients"]["worst"]
+        assert row["verdict"] == "equal" and 1e-9 < worst["difference"] / worst["norm"] < 1e-6, worst
+    verify(path, "--plan", damaged(plan, -100.0, -101.0), code=1)
+
+
 @pytest.mark.parametrize("devices,strategy,zero", [("cpu:2", "replica", 0), ("cpu:2", "replica", 3), ("cpu:4", "replica(2) > split(2)", 0), ("cpu:2", "pipeline(2, micro_batches=3)", 0),
                                                    ("cpu:1", "local", 0)])
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adafactor"])

@@ -13,6 +13,8 @@
 #include "shard/insert.h"
 #include "rewrite/stream.h"
 #include "plan/lives.h"
+#include "plan/verify.h"
+#include "prove/prove.h"
 #include "trained.h"
 #include "unit/tasks.h"
 
@@ -237,6 +239,39 @@ TEST_CASE("going round changes no result") {
       const auto one = small::train(plan_of(*m, "ref:1", "local", accumulation ? accumulation : 2), 3, 32);
       CHECK(distance(one, small::train(plan_of(*m, devices, strategy, accumulation), 3, 32)) < 3e-6);
     }
+}
+
+TEST_CASE("what has no samples does not go round") {
+  struct Case {
+    int64_t batch, last;
+    const char *devices, *strategy;
+  };
+  for (const Case& c : std::vector<Case>{
+           {3, 3, "null:8", "replica(2) > pipeline(2, micro_batches=2) > split(2, factor=sequence)"},
+           {8, 2, "null:4", "pipeline(2, micro_batches=4, schedule=zb_h1) > split(2, factor=sequence)"}}) {
+    CAPTURE(c.strategy);
+    CompileOptions options;
+    options.strategy = c.strategy;
+    if (c.last != c.batch) options.train_batches = {c.last};
+    const Plan plan = compile(small::gpt(c.batch).g, parse_devices(c.devices, {0, 1, 2, 3}), options);
+    CHECK_NOTHROW(verify(plan));
+    CHECK(prove(plan).verdict == ProofVerdict::kProven);
+    int64_t with = 0, without = 0;  // rows of the body
+    for (const Entry& e : plan.entries)
+      for (const DeviceRow& d : e.rows) {
+        const Program& p = e.programs[static_cast<size_t>(d.program)];
+        if (e.name != "train" || e.batch != c.last) continue;
+        for (const ScheduleRow& row : p.schedule) {
+          if (row.whole) continue;
+          const int64_t samples = d.samples[0].micro_batches[static_cast<size_t>(row.micro_batch)].size();
+          const auto& list = p.segments[static_cast<size_t>(row.segment)].instructions;
+          const auto meet = std::ranges::count_if(list, [](const Instruction& i) { return i.group() != kNone; });
+          (samples == 0 ? without : with) += meet;
+        }
+      }
+    CHECK(with > 0);
+    CHECK(without == 0);
+  }
 }
 
 TEST_CASE("a sum that goes around is rounded when it is whole along all axes") {

@@ -194,6 +194,7 @@ GradientSum gradient_sum_of(const std::string& plan_json, const std::string& gra
     const Json dtype = plan.at(option);
     if (dtype == "bf16") out.roundoff += 0x1p-9, out.smallest += 0x1p-134;
     if (dtype == "f16") out.roundoff += 0x1p-12, out.smallest += 0x1p-25;
+    if (dtype == "f32" && plan.at("precision") == "f64") out.roundoff += 0x1p-24, out.smallest += 0x1p-150;
   }
   const Json& meshes = plan.at("meshes");
   std::vector<std::map<std::vector<int64_t>, std::vector<int64_t>>> replicas(meshes.size());

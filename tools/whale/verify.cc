@@ -104,7 +104,7 @@ bool adasum(const PlanArguments& a) { return a.given.contains("adasum"); }
 // Sums in a type of fewer bits than gradients have.
 bool narrow(const PlanArguments& a, const char* option) {
   const auto dtype = a.given.find(option);
-  return dtype != a.given.end() && dtype->second != "f32";
+  return dtype != a.given.end() && dtype->second != (a.precision == "f64" ? "f64" : "f32");
 }
 // Where no replicas are the option means nothing.
 bool combines_by_adasum(const Json& plan) {
