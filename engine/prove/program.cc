@@ -176,28 +176,20 @@ bool runs_whole(const Graph& g, const Op& op, const Form& form) {
          !(active && (form.inactive.contains(op.name) || !form.active.contains(op.name)));
 }
 
-std::vector<int> readers_of(const Graph& g) {
-  std::vector<int> readers(g.tensors.size());
-  for (const Op& op : g.ops)
-    for (const TensorId id : op.inputs)
-      if (id != kNone) ++readers[static_cast<size_t>(id)];
-  for (const NamedTensor& o : g.outputs) ++readers[static_cast<size_t>(o.tensor)];
-  return readers;
-}
 // The product that makes this, which nothing else reads; null: none does.
-const Op* product_of(const Graph& g, const std::vector<int>& readers, TensorId id) {
+const Op* product_of(const Graph& g, const std::vector<int>& uses, TensorId id) {
   const OpId maker = id == kNone ? kNone : g.tensor(id).producer;
-  const bool alone = maker != kNone && readers[static_cast<size_t>(id)] == 1 && has_flag(g.op(maker).code, kProduct);
+  const bool alone = maker != kNone && uses[static_cast<size_t>(id)] == 1 && has_flag(g.op(maker).code, kProduct);
   return alone ? &g.op(maker) : nullptr;
 }
 
 // Activations within products, where the plan runs them so.
 void fold_activations(Graph& g, const Form& form) {
-  const std::vector<int> readers = readers_of(g);
+  const std::vector<int> uses = use_counts(g);
   rewrite(g, [&](Graph& graph, const Op& op) {
     const char* name = def(op.code).as_activation;
-    if (!name || op.inputs[0] >= std::ssize(readers)) return TensorIds{};
-    const Op* made = product_of(graph, readers, op.inputs[0]);
+    if (!name || op.inputs[0] >= std::ssize(uses)) return TensorIds{};
+    const Op* made = product_of(graph, uses, op.inputs[0]);
     if (!made || is_active(made->attrs)) return TensorIds{};
     Op product = *made;
     product.attrs["activation"] = std::string(name);
@@ -210,18 +202,19 @@ void fold_activations(Graph& g, const Form& form) {
 // Is there a product whose result is rounded before its bias or its activation, where one device would round behind?
 // `folds`: ones that the program has as ops of their own too.
 bool rounds_apart(const Graph& g, const Form& form, bool folds) {
-  const std::vector<int> readers = readers_of(g);
+  if (!form.whole) return true;
+  const std::vector<int> uses = use_counts(g);
   return std::ranges::any_of(g.ops, [&](const Op& op) {
     if (!is_low(g.tensor(op.outputs[0]).dtype)) return false;
     if (has_flag(op.code, kProduct)) return (is_biased(op) || is_active(op.attrs)) && !runs_whole(g, op, form);
     if (!folds) return false;
     if (op.code == OpCode::k_add)
       for (const size_t at : {size_t{0}, size_t{1}})
-        if (const Op* product = product_of(g, readers, op.inputs[at]);
+        if (const Op* product = product_of(g, uses, op.inputs[at]);
             product && g.tensor(op.inputs[1 - at]).dims.size() == 1 &&
             g.scope_path(product->scope) == g.scope_path(op.scope))
           return true;
-    return def(op.code).as_activation && product_of(g, readers, op.inputs[0]);
+    return def(op.code).as_activation && product_of(g, uses, op.inputs[0]);
   });
 }
 

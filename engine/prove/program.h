@@ -16,8 +16,8 @@ struct Form {
   Names unpacked;          // of which the plan runs the form whose operands stand apart (OpDef::unpack)
   Names products;          // that it runs
   Names biased, unbiased;  // of these, with a bias within and without one
-  bool whole = true;       // false: products are taken apart from their biases and activations all the same
   Names active, inactive;  // with an activation within and without one
+  bool whole = true;       // false: products are taken apart from their biases and activations all the same
 };
 Form form_of(const Entry& entry);
 

@@ -6,8 +6,8 @@
 #include "base/progress.h"
 #include "base/watch.h"
 #include "prove/meetings.h"
-#include "prove/settings.h"
 #include "prove/races.h"
+#include "prove/settings.h"
 #include "prove/walk.h"
 
 namespace whale {
@@ -96,10 +96,6 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
     out.what = statement(plan, entry, exemptions);
   }
 }
-
-}  // namespace
-
-namespace {
 
 // Has the plan taken products apart and put them together again, so that nobody can tell which of the source they are?
 bool has_own_products(const Plan& plan, const proof::Form& form) {

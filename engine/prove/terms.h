@@ -64,7 +64,7 @@ class Terms {
   // Of a product of two sums of one summand each: every term of one with every term of the other. None: they have a
   // factor in common.
   std::optional<Terms> times(const Terms& other) const;
-  // Beside terms of other summands; "": done, else what both have and how it differs.
+  // Beside terms of other summands; false: a summand is one of both.
   bool beside(const Terms& other);
   // Are they of the same summands, but for those that one has no terms of? Each names all summands of its sum; those of
   // a sum and those of a summand of it cannot be told apart.

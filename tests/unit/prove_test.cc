@@ -229,6 +229,16 @@ TEST_CASE("proof: exact mode adds micro-batches by the tree") {
   CHECK(with(true, 1, 2) == ProofVerdict::kRefuted);
   CHECK(with(true, 0, 3) == ProofVerdict::kRefuted);
   CHECK(with(false, 1, 2) == ProofVerdict::kProven);
+  // Of a weight that is used twice each use has a tree of its own.
+  using enum OpCode;
+  small::Model m;
+  const TensorId x = m.input("x", {8, 4}), w = m.variable("w", {4, 4});
+  const TensorId twice = m.op(k_matmul, {m.op(k_tanh, {m.op(k_matmul, {x, w})}), w});
+  m.minimize(m.op(k_reduce_mean, {twice}, {}, "loss"), OptimizerKind::kSgd);
+  const Proof tied =
+      prove(plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.accumulation = 4; }));
+  CHECK(tied.verdict == ProofVerdict::kProven);
+  CHECK_MESSAGE(!has(text(tied), "of which the order is not known"), text(tied));
 }
 
 TEST_CASE("proof: sums of another kind are named") {

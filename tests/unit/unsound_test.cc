@@ -53,15 +53,18 @@ void drop(Program& p, const char* name) {
       if (s.instructions[k].name == name) s.instructions.erase(s.instructions.begin() + long(k)), shift(s, k, -1);
 }
 
-Instruction& put_behind(Program& p, const char* name, Instruction i) {
+// `behind`: that many instructions behind the one of that name; 0: before it.
+Instruction& put(Program& p, const char* name, const Instruction& i, size_t behind) {
   for (Segment& s : p.segments)
     for (size_t k = 0; k < s.instructions.size(); ++k)
       if (s.instructions[k].name == name) {
-        shift(s, k + 1, 1);
-        return *s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(k) + 1, i);
+        shift(s, k + behind, 1);
+        return *s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(k + behind), i);
       }
   throw std::runtime_error(name);
 }
+Instruction& put_before(Program& p, const char* name, const Instruction& i) { return put(p, name, i, 0); }
+Instruction& put_behind(Program& p, const char* name, const Instruction& i) { return put(p, name, i, 1); }
 
 BufferId fresh(Program& p, const char* name, Dims dims, DType dtype = DType::kF32) {
   Buffer b;
@@ -333,17 +336,6 @@ TEST_CASE("unsound: a plan without an entry") {
 }
 
 namespace {
-
-void put_before(Program& p, const char* name, const Instruction& i) {
-  for (Segment& s : p.segments)
-    for (size_t k = 0; k < s.instructions.size(); ++k)
-      if (s.instructions[k].name == name) {
-        shift(s, k, 1);
-        s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(k), i);
-        return;
-      }
-  throw std::runtime_error(name);
-}
 
 BufferId seen_as(Program& p, BufferId id, Dims dims) {
   Buffer b = p.buffers[size_t(id)];
