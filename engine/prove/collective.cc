@@ -21,6 +21,14 @@ Held combined(const Reference& ref, const Exchange& e) {
     }
     if (v.dtype != out->dtype)
       refuse("{} is {}, and {} is {}", describe(ref, v), name_of(v.dtype), describe(ref, **first), name_of(out->dtype));
+    if (v.tensor != out->tensor && e.work->combine == Combine::kSum) {  // where a member has some summands alone
+      auto more = with_summands(ref, *out, v);
+      if (!more) more = with_summands(ref, v, *out);
+      if (more) {
+        out = std::move(more);
+        continue;
+      }
+    }
     out = with_terms(ref, *out, v);
   }
   if (!out) return e.in[0];

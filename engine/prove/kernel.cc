@@ -261,6 +261,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     refuse("{}", unlike(call));
   }
   if (auto made = beside_zeros(turned ? *turned : call, *found)) return *made;
+  if (auto made = uniform(call, *found)) return *made;
   // Of several that read the same the one of that name first: what is the same all along a dimension may fit others
   // too.
   std::vector<OpId> fit = *found;
@@ -307,6 +308,22 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
     if (std::ranges::none_of(found, named))
       if (auto made = with_zeros(call, true)) return made;
     return std::vector<Value>{*call.in[1 - i].value};
+  }
+  return {};
+}
+
+// What is one number all over is so after each element's op, whatever its shape.
+std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const std::vector<OpId>& found) {
+  for (const OpId id : found) {
+    const Op& op = ref_.graph().op(id);
+    if (!ref_.constant(ref_.root(op.outputs[0])) || op.key != call.key || op.attrs != call.attrs) continue;
+    check_shapes(call);
+    std::vector<Value> out;
+    for (size_t o = 0; o < call.out.size(); ++o) {
+      out.push_back(constant(call.out[o], 0));
+      out[o].tensor = ref_.root(op.outputs.at(o)), out[o].dtype = ref_.tensor(op.outputs[o]).dtype;
+    }
+    return out;
   }
   return {};
 }

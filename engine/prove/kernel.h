@@ -100,6 +100,7 @@ class Kernels {
   Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
                         const std::optional<Digit>& said) const;
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call, bool of_that_name = false);
+  std::optional<std::vector<Value>> uniform(const KernelCall& call, const std::vector<OpId>& found);
   std::optional<std::vector<Value>> beside_zeros(const KernelCall& call, const std::vector<OpId>& found);
   // `windows`: of each factor, whether its padding has been looked at.
   void check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
@@ -114,6 +115,8 @@ class Kernels {
   std::set<std::string> exemptions_;
 };
 
+// Results must have the dims that operands of these make.
+void check_shapes(const KernelCall& call);
 // All but the last dimension as one.
 Dims in_rows(const Dims& dims);
 // Of an op that draws by place or asks where it lies: the dimensions that it asks of (bit d: d), and whether they are

@@ -64,6 +64,24 @@ void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox
 
 }  // namespace
 
+void check_shapes(const KernelCall& call) {
+  std::vector<TensorType> types;
+  std::vector<bool> present;
+  for (const Operand& o : call.in) {
+    present.push_back(o.value != nullptr);
+    types.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
+  }
+  try {
+    const std::vector<TensorType> made = infer(call.code, call.attrs, types, present);
+    for (size_t o = 0; o < call.out.size() && o < made.size(); ++o)
+      if (made[o].dims != call.out[o].local)
+        refuse("operands of these shapes give {}, and the result has {}", to_string(made[o].dims),
+               to_string(call.out[o].local));
+  } catch (const Error& e) {
+    refuse("{}", e.message());
+  }
+}
+
 struct Kernels::Match {
   Kernels& kernels;
   Reference& ref;
@@ -379,7 +397,7 @@ void Kernels::Match::find_terms() {
         return i < call.in.size() ? call.in[i].value : nullptr;
       };
       const Value* v = at(k);
-      if (!v) continue;
+      if (!v || ref.is_zero(v->tensor)) continue;  // zeros have no terms
       bool twice = false;  // the same terms of one tensor: what is linear in it is counted once
       for (size_t before = 0; before < k; ++before)
         twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
@@ -499,23 +517,9 @@ void Kernels::Match::name_terms(size_t o, Value& v) const {
   }
 }
 
-// Operands must have the dims that their parts have, and make results of the dims that the kernel's have.
+// Operands must have the dims that their parts have.
 void Kernels::Match::check_operands() const {
-  std::vector<TensorType> types;
-  std::vector<bool> present;
-  for (const Operand& o : call.in) {
-    present.push_back(o.value != nullptr);
-    types.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
-  }
-  try {
-    const std::vector<TensorType> made = infer(call.code, call.attrs, types, present);
-    for (size_t o = 0; o < call.out.size() && o < made.size(); ++o)
-      if (made[o].dims != call.out[o].local)
-        refuse("operands of these shapes give {}, and the result has {}", to_string(made[o].dims),
-               to_string(call.out[o].local));
-  } catch (const Error& e) {
-    refuse("{}", e.message());
-  }
+  check_shapes(call);
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value) continue;
     Dims local(shape.in[i].dims.size(), 1);

@@ -7,19 +7,6 @@
 namespace whale::proof {
 namespace {
 
-// How often a tensor is a summand of another one, as it is; 2 where nobody looks on.
-int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& looks) {
-  if (sum == summand) return 1;
-  const OpId made = ref.tensor(sum).producer;
-  if (made == kNone || ref.graph().op(made).code != OpCode::k_add) return 0;
-  int64_t n = 0;
-  for (const TensorId id : ref.graph().op(made).inputs) {
-    if (--looks < 0) return 2;
-    if (ref.tensor(id).dims == ref.tensor(sum).dims) n += times_in(ref, ref.root(id), summand, looks);
-  }
-  return n;
-}
-
 // The tensors that a sum is made of, as often as they are in it; none: they are too many.
 std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum) {
   constexpr size_t kMost = 16;
@@ -276,33 +263,12 @@ std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
 
 // The program adds whole tensors in its order; a plan may add what unlike replicas made of each as it comes.
 std::optional<Value> Kernels::more_terms(const KernelCall& call) {
-  if (tree_.asked() || call.code != OpCode::k_add || call.in[0].local != call.in[1].local) return {};
-  int looks = 1000;
-  const auto times = [&](TensorId sum, TensorId summand) { return times_in(ref_, sum, summand, looks); };
-  for (const size_t i : {size_t{0}, size_t{1}}) {
-    if (!call.in[0].value || !call.in[1].value) return {};
-    const Value &sum = *call.in[i].value, &x = *call.in[1 - i].value;
-    if (sum.terms.whole() || sum.combine != Combine::kSum || sum.dtype != x.dtype || !same(sum.region, x.region) ||
-        (!x.terms.whole() && x.combine != Combine::kSum))
-      continue;
-    Terms more = x.terms;
-    if (more.whole()) more.add_summand(x.tensor);
-    // Each is in the sum once, and none in another one.
-    bool once = true;
-    for (const Terms* terms : {&sum.terms, static_cast<const Terms*>(&more)})
-      for (const Summand& s : terms->summands()) once = once && times(sum.tensor, s.tensor) == 1;
-    for (const Summand& a : sum.terms.summands())
-      for (const Summand& b : more.summands())
-        once = once && (a.tensor == b.tensor || (times(a.tensor, b.tensor) == 0 && times(b.tensor, a.tensor) == 0));
-    if (!once) continue;
-    Value out = sum;
-    if (const TensorId twice = out.terms.join_some(more); twice != kNone) {
-      if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref_.name(twice));
-      refuse("terms of {} are added twice: {} to {}", ref_.name(twice), describe(ref_, x), describe(ref_, sum));
-    }
-    return out;
-  }
-  return {};
+  if (tree_.asked() || call.code != OpCode::k_add || call.in[0].local != call.in[1].local || !call.in[0].value ||
+      !call.in[1].value)
+    return {};
+  const Value &a = *call.in[0].value, &b = *call.in[1].value;
+  auto made = with_summands(ref_, a, b);
+  return made ? made : with_summands(ref_, b, a);
 }
 
 }  // namespace whale::proof

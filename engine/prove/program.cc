@@ -24,6 +24,7 @@ void rewrite(Graph& graph, const Rewrite& form) {
     for (size_t i = 0; i < r.old.size(); ++i) {
       Op op = r.old[i];
       for (TensorId& id : op.inputs) id = r.now(id);
+      const auto before = std::ssize(graph.tensors);
       const TensorIds results = form(graph, op);
       if (results.empty()) {
         r.keep(i);
@@ -32,7 +33,7 @@ void rewrite(Graph& graph, const Rewrite& form) {
       again = true;
       for (size_t k = 0; k < results.size() && k < op.outputs.size(); ++k)
         if (op.outputs[k] != kNone) {
-          if (results[k] != kNone) graph.tensor(results[k]).name = graph.tensor(op.outputs[k]).name;
+          if (results[k] >= before) graph.tensor(results[k]).name = graph.tensor(op.outputs[k]).name;
           r.replace(op.outputs[k], results[k]);
         }
     }

@@ -1,6 +1,7 @@
 #include "prove/reference.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace whale::proof {
 
@@ -64,12 +65,17 @@ void Reference::index() {
       reads_[reads].push_back(static_cast<OpId>(i));
       continue;
     }
+    const bool uniform = is_uniform(op, reads.roots);
     std::vector<OpId>& alike = reads_[reads];
-    const auto twin =
-        std::find_if(alike.begin(), alike.end(), [&](OpId other) { return same_op(g_, g_.op(other), op); });
+    const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) {
+      const Op& o = g_.op(other);
+      return uniform ? o.key == op.key && o.attrs == op.attrs : same_op(g_, o, op);
+    });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));
       of_code_[op.code].push_back(static_cast<OpId>(i));
+      for (const TensorId id : op.outputs)
+        if (uniform && id != kNone) values_.emplace(id, std::numeric_limits<double>::quiet_NaN());
       continue;
     }
     for (size_t k = 0; k < op.outputs.size(); ++k)
@@ -210,6 +216,11 @@ TensorId Reference::zero_like(TensorId id) {
   const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, 0.0}, id);
   if (added) values_.emplace(id, 0.0);
   return at->second;
+}
+
+bool Reference::is_uniform(const Op& op, const TensorIds& roots) const {
+  return has_flag(op.code, kElementwise) && !has_flag(op.code, kRandom) && !has_flag(op.code, kOffsetAware) &&
+         std::ranges::all_of(roots, [&](TensorId id) { return id != kNone && constant(id) != nullptr; });
 }
 
 bool Reference::is_zero(TensorId root) const {

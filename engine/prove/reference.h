@@ -35,7 +35,10 @@ class Reference {
 
   // A number, of which every tensor that holds nothing else is a part.
   TensorId constant(DType dtype, double value);
+  // Null: it is no tensor of one number; NaN: of which one is not known (the exponential of a constant).
   const double* constant(TensorId root) const;
+  // Does the op make one number of such?
+  bool is_uniform(const Op& op, const TensorIds& roots) const;
   bool is_zero(TensorId root) const;  // or has no elements
   // What is linear in a summand of `sum`, told apart from what is linear in it elsewhere. Itself, if it is that sum.
   TensorId image_of(TensorId summand, TensorId sum);

@@ -19,6 +19,19 @@ std::string text_of(const Reference& ref, const Terms& terms) {
   return out;
 }
 
+// How often a tensor is a summand of another one, as it is; 2 where nobody looks on.
+int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& looks) {
+  if (sum == summand) return 1;
+  const OpId made = ref.tensor(sum).producer;
+  if (made == kNone || ref.graph().op(made).code != OpCode::k_add) return 0;
+  int64_t n = 0;
+  for (const TensorId id : ref.graph().op(made).inputs) {
+    if (--looks < 0) return 2;
+    if (ref.tensor(id).dims == ref.tensor(sum).dims) n += times_in(ref, ref.root(id), summand, looks);
+  }
+  return n;
+}
+
 }  // namespace
 
 std::string_view name_of(const Joining& joining) {
@@ -49,6 +62,29 @@ Value with_terms(const Reference& ref, const Value& sum, const Value& x) {
   if (!out.terms.named_as(more))
     no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, sum), describe(ref, x));
   if (const TensorId twice = out.terms.join(more); twice != kNone) {
+    if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
+    refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));
+  }
+  return out;
+}
+
+std::optional<Value> with_summands(const Reference& ref, const Value& sum, const Value& x) {
+  if (sum.terms.whole() || sum.combine != Combine::kSum || sum.dtype != x.dtype || !same(sum.region, x.region) ||
+      (!x.terms.whole() && x.combine != Combine::kSum))
+    return {};
+  Terms more = x.terms;
+  if (more.whole()) more.add_summand(x.tensor);
+  int looks = 1000;
+  const auto times = [&](TensorId of, TensorId summand) { return times_in(ref, of, summand, looks); };
+  // Each is in the sum once, and none in another one.
+  for (const Terms* terms : {&sum.terms, static_cast<const Terms*>(&more)})
+    for (const Summand& s : terms->summands())
+      if (times(sum.tensor, s.tensor) != 1) return {};
+  for (const Summand& a : sum.terms.summands())
+    for (const Summand& b : more.summands())
+      if (a.tensor != b.tensor && (times(a.tensor, b.tensor) != 0 || times(b.tensor, a.tensor) != 0)) return {};
+  Value out = sum;
+  if (const TensorId twice = out.terms.join_some(more); twice != kNone) {
     if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
     refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));
   }

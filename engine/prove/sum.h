@@ -1,6 +1,8 @@
 // Terms of one tensor joined, wherever that is done: by kernels, over micro-batches, by collectives.
 #pragma once
 
+#include <optional>
+
 #include "prove/reference.h"
 #include "prove/value.h"
 
@@ -9,6 +11,9 @@ namespace whale::proof {
 // `sum` with the terms of `x` too. They must be of the same elements of one tensor, combined in the same way, none of
 // them whole, and no term in both.
 Value with_terms(const Reference& reference, const Value& sum, const Value& x);
+
+// Likewise, where `x` is a summand of that sum, or has terms of some. None: it is not, or more than once.
+std::optional<Value> with_summands(const Reference& reference, const Value& sum, const Value& x);
 
 std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
 
