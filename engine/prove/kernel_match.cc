@@ -94,6 +94,7 @@ struct Kernels::Match {
   // Of each factor.
   std::vector<std::optional<Digit>> of;
   std::vector<std::optional<Interval>> read;  // through a window
+  std::vector<int64_t> anywhere;              // likewise, so many that are all the same
   std::vector<Digit> sets = {};
   std::vector<size_t> partial = {};  // operands with terms
   std::vector<size_t> cut = {};      // factors that are not whole
@@ -111,7 +112,8 @@ struct Kernels::Match {
         shape(by.shape_of(of_op, makes_rows(with), how)),
         list(shape.factors->list),
         of(list.size()),
-        read(list.size()) {}
+        read(list.size()),
+        anywhere(list.size()) {}
 
   // As the layout has it.
   Dims local_of(size_t operand) const {
@@ -121,6 +123,7 @@ struct Kernels::Match {
   FactorSplit take_operands();  // or how a factor has to be split first
   void take_constants();
   void take_windows();
+  Interval window_of(size_t f) const;
   void take_results();
   void place_any();
   void find_cut();
@@ -197,8 +200,12 @@ FactorSplit Kernels::Match::take_operands() {
       const int f = shape.in[i].owner[k];
       if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) continue;  // below, when samples are known
       if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
-        if ((d.any && !d.whole()) || d.set.runs().size() != 1)
+        if (d.set.runs().size() != 1)
           no_rule("{} reads {} of operand {} through a window", op.name, to_string(d.set), i);
+        if (d.any && !d.whole()) {
+          anywhere[static_cast<size_t>(f)] = d.set.size();
+          continue;
+        }
         std::optional<Interval>& mine = read[static_cast<size_t>(f)];
         if (mine && !(*mine == d.set.runs()[0]))
           refuse("operand {} has {} of {}, another one [{}:{}]", i, to_string(d.set), list[static_cast<size_t>(f)].name,
@@ -234,8 +241,31 @@ void Kernels::Match::take_windows() {
     for (size_t i = 0; i < call.in.size() && list[f].window.source == 1; ++i)  // which has no digit of its own
       if (list[f].reads_through(i) && call.in[i].value && !ref.constant(call.in[i].value->tensor))
         read[f] = Interval{0, call.in[i].local.at(static_cast<size_t>(list[f].inputs[i].dim))};
+  for (size_t f = 0; f < list.size(); ++f) {
+    if (anywhere[f] == 0) continue;
+    if (read[f] && read[f]->size() != anywhere[f])
+      refuse("operands have [{}:{}] of {}, and {} of it", read[f]->begin, read[f]->end, list[f].name, anywhere[f]);
+    if (!read[f]) read[f] = window_of(f);
+  }
   for (size_t f = 0; f < list.size(); ++f)
     if (read[f]) of[f] = Digit{list[f].extent, Set(kernels.made_through(call, op, list[f], *read[f], of[f]))};
+}
+
+// Of what is the same all along: the one place where the kernel's padding and other operands fit.
+Interval Kernels::Match::window_of(size_t f) const {
+  std::optional<Interval> found;
+  for (int64_t begin = 0; begin + anywhere[f] <= list[f].window.source; ++begin) {
+    const Interval held{begin, begin + anywhere[f]};
+    try {
+      kernels.made_through(call, op, list[f], held, of[f]);
+    } catch (const Stop&) {
+      continue;
+    }
+    if (found) no_rule("{} reads any {} of {} through a window", op.name, anywhere[f], list[f].name);
+    found = held;
+  }
+  if (!found) refuse("no {} of {} give what it makes with its padding", anywhere[f], list[f].name);
+  return *found;
 }
 
 // Factors that results alone have.

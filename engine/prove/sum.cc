@@ -32,6 +32,19 @@ int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& look
   return n;
 }
 
+// Is each of these in the sum once, and none in another one?
+bool are_summands(const Reference& ref, const Value& sum, const Terms& more) {
+  int looks = 1000;
+  const auto times = [&](TensorId of, TensorId summand) { return times_in(ref, of, summand, looks); };
+  for (const Terms* terms : {&sum.terms, &more})
+    for (const Summand& s : terms->summands())
+      if (times(sum.tensor, s.tensor) != 1) return false;
+  for (const Summand& a : sum.terms.summands())
+    for (const Summand& b : more.summands())
+      if (a.tensor != b.tensor && (times(a.tensor, b.tensor) != 0 || times(b.tensor, a.tensor) != 0)) return false;
+  return true;
+}
+
 }  // namespace
 
 std::string_view name_of(const Joining& joining) {
@@ -74,15 +87,10 @@ std::optional<Value> with_summands(const Reference& ref, const Value& sum, const
     return {};
   Terms more = x.terms;
   if (more.whole()) more.add_summand(x.tensor);
-  int looks = 1000;
-  const auto times = [&](TensorId of, TensorId summand) { return times_in(ref, of, summand, looks); };
-  // Each is in the sum once, and none in another one.
-  for (const Terms* terms : {&sum.terms, static_cast<const Terms*>(&more)})
-    for (const Summand& s : terms->summands())
-      if (times(sum.tensor, s.tensor) != 1) return {};
-  for (const Summand& a : sum.terms.summands())
-    for (const Summand& b : more.summands())
-      if (a.tensor != b.tensor && (times(a.tensor, b.tensor) != 0 || times(b.tensor, a.tensor) != 0)) return {};
+  if (!are_summands(ref, sum, more)) {
+    more.unite(x.tensor);
+    if (!are_summands(ref, sum, more)) return {};
+  }
   Value out = sum;
   if (const TensorId twice = out.terms.join_some(more); twice != kNone) {
     if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
