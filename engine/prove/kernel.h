@@ -31,6 +31,7 @@ struct KernelCall {
   uint64_t key = 0;
   const Box* box = nullptr;
   Interval samples = {};  // those of the batch that the device works on
+  int32_t device = -1;
   std::string name = {};  // of the instruction
   std::vector<Operand> in = {};
   std::vector<Result> out = {};  // as the plan has them
@@ -72,6 +73,9 @@ class Kernels {
   // `rows`: of a product's leading dimensions as one.
   const Shape& shape_of(OpId op, bool rows, const FactorSplits& splits);
   struct Match;
+  struct Windows {
+    Interval read, made;
+  };
   static FactorSplit split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list);
 
   bool is_whole(const KernelCall& call) const;
@@ -113,6 +117,9 @@ class Kernels {
   const Tree& tree_;
   std::map<std::tuple<OpId, bool, FactorSplits>, Shape> shapes_;
   std::set<std::string> exemptions_;
+  // By device, spatial dimension, extents of what is read and of what is made: what was last read and made through a
+  // window.
+  std::map<std::tuple<int32_t, size_t, int64_t, int64_t>, Windows> windows_;
 };
 
 // Results must have the dims that operands of these make.

@@ -8,21 +8,7 @@
 namespace whale::proof {
 namespace {
 
-bool equal_floats(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-
-bool equal(const Attr& a, const Attr& b) {
-  const auto *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
-  return x && y ? equal_floats(*x, *y) : a == b;
-}
-
 constexpr const char* kWindowAttrs[] = {"padding", "spatial", "output_padding"};
-
-// Types have two names, "f32" and numpy's.
-bool is_same_dtype(std::string_view name, const Attr& a, const Attr& b) {
-  const auto *one = std::get_if<std::string>(&a), *other = std::get_if<std::string>(&b);
-  return name.ends_with("dtype") && one != nullptr && other != nullptr && !one->empty() && !other->empty() &&
-         parse_dtype(*one) == parse_dtype(*other);
-}
 
 }  // namespace
 
@@ -144,8 +130,7 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
     if (name == kIndexLimit) continue;  // a check
     const auto at = call.attrs.find(name);
     if (at == call.attrs.end()) refuse("attribute {} of {} is missing", name, op.name);
-    if (equal(at->second, value) || (also.contains(name) && equal(at->second, also.at(name)))) continue;
-    if (is_same_dtype(name, at->second, value)) continue;
+    if (same_attr(name, at->second, value) || (also.contains(name) && at->second == also.at(name))) continue;
     refuse("attribute {} is {}; {} of the one-device program has {}", name, to_string(at->second), op.name,
            to_string(value));
   }

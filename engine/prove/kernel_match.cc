@@ -1,6 +1,7 @@
 // One op of the one-device program against what a kernel reads: which positions of its factors, which terms, which part
 // of its result.
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "prove/kernel.h"
@@ -13,6 +14,12 @@ bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {
   if (of_each_element(op)) return element_count(a) == element_count(b);
   if (a == b || !has_rows || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
   return a.back() == b.back() && element_count(a) == element_count(b);
+}
+
+// Does one of them lie in the other?
+bool nested(Interval a, Interval b) {
+  if (a.size() == 0 || b.size() == 0) return false;
+  return (a.begin <= b.begin && b.end <= a.end) || (b.begin <= a.begin && a.end <= b.end);
 }
 
 // Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
@@ -247,25 +254,38 @@ void Kernels::Match::take_windows() {
       refuse("operands have [{}:{}] of {}, and {} of it", read[f]->begin, read[f]->end, list[f].name, anywhere[f]);
     if (!read[f]) read[f] = window_of(f);
   }
-  for (size_t f = 0; f < list.size(); ++f)
-    if (read[f]) of[f] = Digit{list[f].extent, Set(kernels.made_through(call, op, list[f], *read[f], of[f]))};
+  for (size_t f = 0; f < list.size(); ++f) {
+    if (!read[f]) continue;
+    const Interval made = kernels.made_through(call, op, list[f], *read[f], of[f]);
+    of[f] = Digit{list[f].extent, Set(made)};
+    kernels.windows_[{call.device, list[f].window_dim, list[f].window.source, list[f].window.result}] = {*read[f], made};
+  }
 }
 
-// Of what is the same all along: the one place where the kernel's padding and other operands fit.
+// Of what is the same all along: the one place where the kernel's padding and other operands fit. Where several do, all
+// of them are right: the one nearest to what the device had when it last read through that window, or its opposite.
 Interval Kernels::Match::window_of(size_t f) const {
-  std::optional<Interval> found;
-  for (int64_t begin = 0; begin + anywhere[f] <= list[f].window.source; ++begin) {
+  const WindowRead& w = list[f].window;
+  const auto seen = [&](int64_t from, int64_t to) {
+    const auto at = kernels.windows_.find({call.device, list[f].window_dim, from, to});
+    return at == kernels.windows_.end() ? Windows{} : at->second;
+  };
+  const Interval before = seen(w.source, w.result).read, opposite = seen(w.result, w.source).made;
+  std::array<std::vector<Interval>, 3> fit;  // the same as there, beside more or less of it, elsewhere
+  for (int64_t begin = 0; begin + anywhere[f] <= w.source; ++begin) {
     const Interval held{begin, begin + anywhere[f]};
     try {
       kernels.made_through(call, op, list[f], held, of[f]);
     } catch (const Stop&) {
       continue;
     }
-    if (found) no_rule("{} reads any {} of {} through a window", op.name, anywhere[f], list[f].name);
-    found = held;
+    const bool same = held == before || held == opposite, near = nested(held, before) || nested(held, opposite);
+    fit[same ? 0 : near ? 1 : 2].push_back(held);
   }
-  if (!found) refuse("no {} of {} give what it makes with its padding", anywhere[f], list[f].name);
-  return *found;
+  const auto best = std::ranges::find_if(fit, [](const std::vector<Interval>& of) { return !of.empty(); });
+  if (best == fit.end()) refuse("no {} of {} give what it makes with its padding", anywhere[f], list[f].name);
+  if (best->size() > 1) no_rule("{} reads any {} of {} through a window", op.name, anywhere[f], list[f].name);
+  return best->front();
 }
 
 // Factors that results alone have.

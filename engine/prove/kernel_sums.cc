@@ -49,7 +49,8 @@ Terms terms_of(TensorIds all, const TensorIds& some, const std::vector<TermBox>&
 }  // namespace
 
 bool Kernels::is_asked_sum(const Value& value) const {
-  return std::ranges::count(sum_dtypes_, value.dtype) > 0 && ref_.is_of_gradients(value.tensor);
+  return std::ranges::count(sum_dtypes_, value.dtype) > 0 &&
+         (ref_.is_of_gradients(value.tensor) || ref_.is_zero(value.tensor));
 }
 
 void Kernels::exempt_order(TensorId tensor) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include "plan/plan.h"
@@ -29,6 +30,10 @@ struct OneDevice {
   bool rounds_apart = false;
 };
 OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& form);
+
+// Types have two names, "f32" and numpy's; NaN is equal to itself here.
+bool same_attr(std::string_view name, const Attr& a, const Attr& b);
+bool same_attrs(const Attrs& a, const Attrs& b);
 
 // Reading the same, two ops compute the same. A view changes what most ops do, but not what one does of each element.
 bool same_op(const Graph& g, const Op& a, const Op& b);

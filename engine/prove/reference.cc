@@ -69,7 +69,7 @@ void Reference::index() {
     std::vector<OpId>& alike = reads_[reads];
     const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) {
       const Op& o = g_.op(other);
-      return uniform ? o.key == op.key && o.attrs == op.attrs : same_op(g_, o, op);
+      return uniform ? o.key == op.key && same_attrs(o.attrs, op.attrs) : same_op(g_, o, op);
     });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));

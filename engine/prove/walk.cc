@@ -260,7 +260,7 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   if (rows(d, i, k)) return;
   check_in_place(d, i, k);
   KernelCall call{
-      .code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples), .name = i.name};
+      .code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples), .device = d.at.device, .name = i.name};
   std::vector<Held> held;
   for (const BufferId id : i.in) {
     held.push_back(id == kNone ? nullptr : read(d, id));
