@@ -6,7 +6,7 @@ namespace whale::proof {
 namespace {
 
 // All terms of all members.
-Held combined(const Reference& ref, const Exchange& e) {
+Held combined(Reference& ref, const Exchange& e) {
   const Held* first = nullptr;
   std::optional<Value> out;
   for (const Held& held : e.in) {

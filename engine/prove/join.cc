@@ -21,6 +21,8 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
   int64_t elements = 0;
   for (const Piece& p : pieces) {
     const Value& v = *p.value;
+    if (v.tensor != first.tensor && (ref.constant(v.tensor) || ref.constant(first.tensor)))
+      no_rule("{} and {} put together", ref.name(first.tensor), ref.name(v.tensor));
     if (v.tensor != first.tensor || v.dtype != first.dtype)
       refuse("parts of two tensors are put together, {} and {}", v.tensor, first.tensor);
     if (!(v.terms == first.terms) || (!v.terms.whole() && v.combine != first.combine))

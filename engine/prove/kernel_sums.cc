@@ -7,27 +7,6 @@
 namespace whale::proof {
 namespace {
 
-// The tensors that a sum is made of, as often as they are in it; none: they are too many.
-std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum) {
-  constexpr size_t kMost = 16;
-  TensorIds left{sum}, out;
-  while (!left.empty()) {
-    const TensorId id = left.back();
-    left.pop_back();
-    const OpId made = ref.tensor(id).producer;
-    const bool adds = made != kNone && ref.graph().op(made).code == OpCode::k_add;
-    if (adds && std::ranges::all_of(ref.graph().op(made).inputs,
-                                    [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
-      for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
-    else if (out.size() == kMost)
-      return std::nullopt;
-    else
-      out.push_back(id);
-  }
-  std::ranges::sort(out);
-  return out;
-}
-
 // If they are few, and each is in it once.
 TensorIds summands_of(const Reference& ref, TensorId sum) {
   const std::optional<TensorIds> out = all_summands_of(ref, sum);

@@ -1,5 +1,7 @@
 #include "prove/sum.h"
 
+#include <algorithm>
+
 namespace whale::proof {
 namespace {
 
@@ -45,6 +47,71 @@ bool are_summands(const Reference& ref, const Value& sum, const Terms& more) {
   return true;
 }
 
+// What a sum is made of, down to these names, through additions and what is linear in one operand.
+class Made {
+ public:
+  Made(Reference& ref, TensorIds names) : ref_(ref), names_(std::move(names)) {}
+  // The names, each of which is in it once, and what else is; empty: there is no such list.
+  TensorIds of(TensorId sum) {
+    collect(sum);
+    std::ranges::sort(all_);
+    const bool once = std::adjacent_find(all_.begin(), all_.end()) == all_.end() &&
+                      std::ranges::all_of(names_, [&](TensorId n) { return std::ranges::binary_search(all_, n); });
+    return once && looks_ >= 0 ? std::move(all_) : TensorIds{};
+  }
+
+ private:
+  TensorIds operands(TensorId id) const {
+    const OpId made = ref_.tensor(id).producer;
+    if (made == kNone) return {};
+    const Op& op = ref_.graph().op(made);
+    TensorIds out;
+    for (const std::vector<int>& set : ref_.factors(op).linear)
+      if (set.size() == 1 || op.code == OpCode::k_add)
+        for (const int i : set) out.push_back(ref_.root(op.inputs[static_cast<size_t>(i)]));
+    return out;
+  }
+  bool has_names(TensorId id) {
+    if (id == kNone || --looks_ < 0) return false;
+    if (std::ranges::count(names_, id) > 0) return true;
+    return std::ranges::any_of(operands(id), [&](TensorId x) { return has_names(x); });
+  }
+  void collect(TensorId id) {
+    if (looks_ < 0) return;
+    const TensorIds below = operands(id);
+    const auto named = [&](TensorId x) { return has_names(x); };
+    if (std::ranges::count(names_, id) > 0 || std::ranges::none_of(below, named)) return all_.push_back(id);
+    const bool adds = ref_.graph().op(ref_.tensor(id).producer).code == OpCode::k_add;
+    if (!adds && std::ranges::count_if(below, named) > 1) looks_ = -1;
+    for (const TensorId x : below)
+      if (adds || named(x)) collect(x);
+  }
+
+  Reference& ref_;
+  TensorIds names_, all_;
+  int looks_ = 1000;
+};
+
+// Terms of one sum that two devices name unlike (a sum of summands here, each of them there): all by the names that
+// either has terms of, and what else the sum is made of. False: such names overlap.
+bool name_all(Reference& ref, TensorId sum, Terms& a, Terms& b) {
+  TensorIds names;
+  for (const Terms* terms : {&a, &b})
+    for (const Summand& s : terms->summands())
+      if (!s.boxes.empty() && std::ranges::count(names, s.tensor) == 0) names.push_back(s.tensor);
+  const TensorIds all = Made(ref, std::move(names)).of(sum);
+  if (all.empty()) return false;
+  for (Terms* terms : {&a, &b}) {
+    std::vector<Summand> named;
+    for (const TensorId id : all) {
+      const auto at = std::ranges::find(terms->summands(), id, &Summand::tensor);
+      named.push_back({id, at == terms->summands().end() ? std::vector<TermBox>{} : at->boxes});
+    }
+    *terms = Terms::of(std::move(named));
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string_view name_of(const Joining& joining) {
@@ -58,7 +125,7 @@ std::string describe(const Reference& ref, const Value& v) {
   return out;
 }
 
-Value with_terms(const Reference& ref, const Value& sum, const Value& x) {
+Value with_terms(Reference& ref, const Value& sum, const Value& x) {
   if (sum.tensor != x.tensor || !same(sum.region, x.region))
     refuse("it adds {} to {}", describe(ref, x), describe(ref, sum));
   if (sum.terms.whole() || x.terms.whole())
@@ -72,12 +139,32 @@ Value with_terms(const Reference& ref, const Value& sum, const Value& x) {
   out.region = *region;
   Terms more = x.terms;
   Terms::name_alike(out.terms, more, x.tensor);
-  if (!out.terms.named_as(more))
+  if (!out.terms.named_as(more) && (sum.combine != Combine::kSum || !name_all(ref, sum.tensor, out.terms, more)))
     no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, sum), describe(ref, x));
   if (const TensorId twice = out.terms.join(more); twice != kNone) {
     if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
     refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));
   }
+  return out;
+}
+
+std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum) {
+  constexpr size_t kMost = 16;
+  TensorIds left{sum}, out;
+  while (!left.empty()) {
+    const TensorId id = left.back();
+    left.pop_back();
+    const OpId made = ref.tensor(id).producer;
+    const bool adds = made != kNone && ref.graph().op(made).code == OpCode::k_add;
+    if (adds && std::ranges::all_of(ref.graph().op(made).inputs,
+                                    [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
+      for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
+    else if (out.size() == kMost)
+      return std::nullopt;
+    else
+      out.push_back(id);
+  }
+  std::ranges::sort(out);
   return out;
 }
 

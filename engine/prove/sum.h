@@ -10,10 +10,13 @@ namespace whale::proof {
 
 // `sum` with the terms of `x` too. They must be of the same elements of one tensor, combined in the same way, none of
 // them whole, and no term in both.
-Value with_terms(const Reference& reference, const Value& sum, const Value& x);
+Value with_terms(Reference& reference, const Value& sum, const Value& x);
 
 // Likewise, where `x` is a summand of that sum, or has terms of some. None: it is not, or more than once.
 std::optional<Value> with_summands(const Reference& reference, const Value& sum, const Value& x);
+
+// The tensors that a sum is made of, as often as they are in it; none: they are too many.
+std::optional<TensorIds> all_summands_of(const Reference& reference, TensorId sum);
 
 std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
 

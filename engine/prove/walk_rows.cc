@@ -5,15 +5,21 @@
 
 namespace whale::proof {
 
-// Are there terms of one sum that others beside them do not have? They are rows of their own, not parts of one value.
+// Are there terms of one sum that others beside them do not have, or all of them beside zeros? They are rows of their
+// own, not parts of one value.
 bool Walk::are_rows(const std::vector<Held>& values) const {
+  const auto zero = [&](const Held& v) { return ref_.constant(v->tensor) != nullptr; };
   const auto partial = std::find_if(values.begin(), values.end(), [](const Held& v) { return !v->terms.whole(); });
-  if (partial == values.end()) return false;
+  if (partial == values.end()) {
+    const auto some = std::find_if_not(values.begin(), values.end(), zero);
+    return some != values.end() && std::any_of(values.begin(), values.end(), zero) &&
+           std::all_of(some, values.end(), [&](const Held& v) { return zero(v) || v->tensor == (*some)->tensor; });
+  }
   const bool counted = values.size() > 1 && (*partial)->terms.counted();
   return (counted ||
           std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); })) &&
          std::all_of(values.begin(), values.end(), [&](const Held& v) {
-           return ref_.constant(v->tensor) || (v->tensor == (*partial)->tensor && !v->terms.whole());
+           return zero(v) || (v->tensor == (*partial)->tensor && !v->terms.whole());
          });
 }
 
