@@ -174,21 +174,9 @@ std::vector<Value> Kernels::updates(const KernelCall& call) {
   std::vector<Value> out;
   for (size_t t = 0; t < count; ++t) {
     KernelCall each = call;
-    std::vector<Value> zeros;
-    zeros.reserve(width);
     each.in.assign(call.in.begin(), call.in.begin() + static_cast<std::ptrdiff_t>(first));
     each.out.clear();
-    for (size_t k = 0; k < width; ++k) {
-      each.in.push_back(call.in[first + t * width + k]);
-      const Value*& v = each.in.back().value;
-      // A gradient that is zero by form, in the type of sums that an option asks for.
-      if (!v || like.inputs[first + k] == kNone || !ref_.is_zero(v->tensor) ||
-          std::ranges::count(sum_dtypes_, v->dtype) == 0)
-        continue;
-      zeros.push_back(*v);
-      zeros.back().tensor = ref_.constant(ref_.tensor(like.inputs[first + k]).dtype, 0);
-      v = &zeros.back();
-    }
+    for (size_t k = 0; k < width; ++k) each.in.push_back(call.in[first + t * width + k]);
     for (size_t k = 0; k < per; ++k) each.out.push_back(call.out[t * per + k]);
     if (!decays.empty()) each.attrs["decays"] = Ints{decays[t]};
     if (std::any_of(each.out.begin(), each.out.end(), [](const Result& r) { return element_count(r.local) == 0; })) {
@@ -250,6 +238,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     found = ref_.find(call.code, roots);
   }
   if (!found) {
+    if (auto made = with_asked_zeros(call)) return *made;
     if (auto made = with_zeros(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
     if (auto made = more_terms(call)) return {*made};
@@ -328,8 +317,7 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
 std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const std::vector<OpId>& found) {
   for (const OpId id : found) {
     const Op& op = ref_.graph().op(id);
-    if (!ref_.constant(ref_.root(op.outputs[0])) || op.key != call.key || !same_attrs(op.attrs, call.attrs))
-      continue;
+    if (!ref_.constant(ref_.root(op.outputs[0])) || op.key != call.key || !same_attrs(op.attrs, call.attrs)) continue;
     check_shapes(call);
     std::vector<Value> out;
     for (size_t o = 0; o < call.out.size(); ++o) {
@@ -337,6 +325,26 @@ std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const
       out[o].tensor = ref_.root(op.outputs.at(o)), out[o].dtype = ref_.tensor(op.outputs[o]).dtype;
     }
     return out;
+  }
+  return {};
+}
+
+// A gradient that is zero by form, in the type of sums that an option asks for.
+std::optional<std::vector<Value>> Kernels::with_asked_zeros(const KernelCall& call) {
+  for (const DType own : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    KernelCall with = call;
+    std::vector<Value> instead(call.in.size());
+    TensorIds roots;
+    for (size_t i = 0; i < call.in.size(); ++i) {
+      const Value*& v = with.in[i].value;
+      if (v && ref_.constant(v->tensor) && ref_.is_zero(v->tensor) && v->dtype != own && is_asked_sum(*v)) {
+        instead[i] = *v, instead[i].tensor = ref_.constant(own, 0);
+        v = &instead[i];
+      }
+      roots.push_back(v ? v->tensor : kNone);
+    }
+    const bool changed = std::ranges::any_of(instead, [](const Value& v) { return v.tensor != kNone; });
+    if (changed && ref_.find(call.code, roots)) return one(with);
   }
   return {};
 }

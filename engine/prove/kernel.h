@@ -103,6 +103,7 @@ class Kernels {
   std::vector<Value> match(const KernelCall& call, OpId op, const FactorSplits& splits = {});
   Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
                         const std::optional<Digit>& said) const;
+  std::optional<std::vector<Value>> with_asked_zeros(const KernelCall& call);
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call, bool of_that_name = false);
   std::optional<std::vector<Value>> uniform(const KernelCall& call, const std::vector<OpId>& found);
   std::optional<std::vector<Value>> beside_zeros(const KernelCall& call, const std::vector<OpId>& found);

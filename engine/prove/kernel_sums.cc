@@ -47,6 +47,7 @@ void Kernels::exempt_sum(const Value& value) {
 std::optional<Value> Kernels::cast(const KernelCall& call) {
   const Value& x = *call.in.at(0).value;
   const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
+  if (ref_.constant(x.tensor) && ref_.is_zero(x.tensor)) return {};  // zeros of any type are zeros
   Value out = x;
   out.dtype = to;
   if (const TensorId narrow = x.terms.whole() && x.dtype == own ? ref_.before_cast(x.tensor, to) : kNone;

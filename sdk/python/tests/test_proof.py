@@ -1,0 +1,126 @@
+"""Plans that are right and were once refuted, or had no rule."""
+import pytest
+
+import whale as wh
+
+o = wh.ops
+
+
+def dense(rows, features):
+    x = wh.input("x", (rows, features))
+    return x, o.matmul(x, wh.parameter("w", (features, features), wh.normal(0.3)))
+
+
+def empty_part(graph):
+    x = wh.input("x", (4, 3, 6))
+    y = wh.input("y", (4, 3, 6))
+    z = o.concat([x, x[:, 3:]], axis=1).reshape(4, 18)
+    return wh.nn.mse(wh.nn.linear(z, 18), y.reshape(4, 18))
+
+
+def zero_output(graph):
+    x, h = dense(4, 4)
+    graph.output("mid", h * 0.0)
+    return (h * h).mean()
+
+
+def zero_gradients_of_two_shapes(graph):
+    x, h = dense(4, 4)
+    u = wh.parameter("u", (1, 4), wh.normal(0.3))
+    v = wh.parameter("v", (4, 1), wh.normal(0.3))
+    return o.square(h).mean() + (o.fill((4, 4)) * o.matmul(o.matmul(h, v), u)).sum()
+
+
+def sums_where_some_devices_have_none(graph):
+    x, y = wh.input("x", (3, 2, 3)), wh.input("y", (3, 2, 3))
+    h = o.matmul(x, wh.parameter("w", (3, 3), wh.normal(0.3)))
+    z = o.softmax(h * h)
+    total = o.cumsum(h * o.fill((3, 2, 3), value=1.0), axis=1)
+    return wh.nn.mse(z, y) + (0.0 * z.sum() + total.sum() * 0.1 + o.maximum(z, y).sum() * 0.1 + z.sum() * 0.1)
+
+
+def zeros_beside_summands(graph):
+    x = wh.input("x", (1, 2, 3))
+    h = o.matmul(x, wh.parameter("w", (3, 3), wh.normal(0.3)))
+    z = o.matmul(o.softmax(o.matmul(h, h, transpose_b=True)), h)
+    zeros = z * o.fill(())
+    return abs(o.softmax(o.concat([zeros[:, :, :1], z[:, :, 1:]], axis=2))).sum(axis=[1, 2]).mean()
+
+
+def cast_of_the_user(dtype):
+    def build(graph):
+        x, h = dense(4, 4)
+        h = h + h.astype(dtype).astype(wh.float32)
+        return o.square(h * h).mean()
+
+    return build
+
+
+def mean_over_a_map(layer):
+    def build(graph):
+        x = wh.input("x", (2, 10, 6, 2))
+        y = wh.input("y", (2,), wh.int32)
+        x = o.tanh(wh.nn.conv2d(x, 3, kernel=3))
+        x = layer(x)
+        return wh.nn.cross_entropy(wh.nn.linear(x.mean(axis=[1, 2]), 3), y)
+
+    return build
+
+
+def penalties(graph):
+    x = wh.input("x", (3, 5))
+    w = wh.parameter("w", (5, 3), wh.normal(0.3))
+    k = [wh.parameter(f"k{i}", (3, 3), wh.normal(0.3)) for i in range(3)]
+    h = o.tanh(o.matmul(x, w))
+    for weight in k + k:
+        h = o.tanh(o.matmul(h, weight))
+    for weight in reversed(k):
+        h = o.tanh(o.matmul(h, weight, transpose_b=True))
+    mean, spread = wh.nn.linear(h, 3, name="mean"), wh.nn.linear(h, 3, name="spread")
+    code = mean + o.exp(0.5 * spread) * o.dropout(mean, rate=0.5)
+    divergence = (o.square(mean) + o.exp(spread) - 1.0 - spread).sum(axis=1).mean() * 0.5
+    decay = abs(w).sum() + sum((o.square(weight).sum() for weight in k), 0.0 * divergence)
+    return o.squared_difference(o.matmul(code, w, transpose_b=True), x).mean() + 0.1 * divergence + 0.01 * decay
+
+
+CONV, UP, POOL = (
+    mean_over_a_map(lambda x: wh.nn.conv2d(x, 2, kernel=3, padding=1)),
+    mean_over_a_map(lambda x: wh.nn.conv2d_transpose(x, 2, kernel=2, stride=2)),
+    mean_over_a_map(lambda x: wh.nn.avg_pool(x, 2)),
+)
+SGD, ADAM, ADAFACTOR = wh.SGD(0.1), wh.Adam(0.1), wh.Adafactor(0.1)
+HEIGHT = "split(2, factor=height)"
+ALL = "replica(2, shares=[1,3]) > pipeline(2, micro_batches=3) > split(2, factor=columns)"
+NARROW = {"accumulate_dtype": "float16", "accumulation": 2}
+CASES = {
+    "empty part of a concat": (empty_part, SGD, 2, "replica", {}),
+    "output of zeros": (zero_output, SGD, 2, "replica", {}),
+    "zero gradients of two shapes": (zero_gradients_of_two_shapes, ADAFACTOR, 1, "", {}),
+    "zero gradient in 16 bits": (zero_gradients_of_two_shapes, ADAM, 2, "split(2)", NARROW),
+    "zero gradient in 16 bits, clipped": (zero_gradients_of_two_shapes, ADAM, 2, "split(2)", NARROW),
+    "sums that some devices have none of": (sums_where_some_devices_have_none, SGD, 2, "split(2, shares=[3,1])", {}),
+    "zeros beside summands": (zeros_beside_summands, SGD, 3, "split(3, factor=rows)", {}),
+    "cast to f16": (cast_of_the_user(wh.float16), SGD, 2, "replica", {"precision": "float16"}),
+    "cast to bf16": (cast_of_the_user(wh.bfloat16), SGD, 2, "split(2)", {"precision": "bfloat16"}),
+    "mean behind a transposed convolution": (UP, SGD, 4, "split(4, factor=height)", {}),
+    "mean behind a convolution": (CONV, SGD, 2, HEIGHT, {}),
+    "mean behind a pooling": (POOL, SGD, 2, HEIGHT, {}),
+    "fewer samples than micro-batches": (
+        sums_where_some_devices_have_none, SGD, 4, "replica(2) > pipeline(2, micro_batches=3)",
+        {"exact": True, "train_batches": [2]},
+    ),
+    "penalties": (
+        penalties, SGD, 8, ALL,
+        {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_right_plan_is_proven(case):
+    build, optimizer, devices, strategy, options = CASES[case]
+    graph = wh.Graph()
+    with graph:
+        graph.minimize(build(graph), optimizer, clip_norm=1.0 if "clipped" in case else 0)
+    proof = wh.plan(graph, devices=f"null:{devices}", strategy=strategy, **options).prove(progress=False)
+    assert proof["verdict"] == "proven", proof["text"]
