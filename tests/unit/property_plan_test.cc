@@ -247,7 +247,9 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
   const char* text = std::getenv("WHALE_HUNT");  // "first count seconds steps most_devices", or a case's line
   if (text && std::string_view(text).starts_with("graph ")) {
     const PlanCase c = parse_case(text);
-    const Graph g = graph_of(c);
+    Graph g = graph_of(c);
+    if (const char* half = std::getenv("WHALE_PRECISION"))  // "bf16", of the proof
+      g.training.precision = std::string_view(half) == "bf16" ? Precision::kBFloat16 : Precision::kFloat16;
     CompileOptions options = options_of(c, g);
     const char* level = std::getenv("WHALE_LEVEL");  // a pass to show, "train.insert_reshards"; "program": the prover's
     options.dump = [&](std::string_view pass, const std::string& shown) {

@@ -440,7 +440,7 @@ TEST_CASE("property: random plans are proven") {
     const Verdicts v = prove_random(1, half ? 60 : 250, 8, precision, [](const test::PlanCase& c, const Proof& proof) {
       if (proof.verdict == ProofVerdict::kRefuted) MESSAGE(test::to_string(c) << "\n" << text(proof));
     });
-    MESSAGE(kPrecisions[static_cast<size_t>(precision)] << ": " << to_string(v));
+    MESSAGE(std::string(kPrecisions[static_cast<size_t>(precision)]) << ": " << to_string(v));
     CHECK(v.refuted == 0);
     CHECK(v.open * 100 <= v.proven);
   }
