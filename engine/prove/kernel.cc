@@ -250,12 +250,13 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
             c && *c == 0 && call.in[0].local == call.in[1].local)
           return {*call.in[1 - i].value};
     if (ref_.ops_of(call.code).empty()) {
-      // A plan combines terms by itself, not whole values.
-      const bool whole =
-          std::ranges::all_of(call.in, [](const Operand& o) { return !o.value || o.value->terms.whole(); });
-      const bool pair =
-          call.code == OpCode::k_maximum || call.code == OpCode::k_minimum || call.code == OpCode::k_logaddexp;
-      if (is_of_plans(call.code) && call.code != OpCode::k_cast && !(pair && whole))
+      // A plan combines terms by itself, not whole values, nor those that are combined in another way.
+      const auto pair = std::ranges::find(kPairs, call.code, &std::pair<OpCode, Combine>::first);
+      const bool of_pair = std::ranges::any_of(call.in, [&](const Operand& o) {
+        return o.value && !o.value->terms.whole() && o.value->combine == pair->second;
+      });
+      const bool sums = pair == std::end(kPairs) || pair->second == Combine::kSum;
+      if (is_of_plans(call.code) && call.code != OpCode::k_cast && (sums || of_pair))
         no_rule("{}, which the one-device program does not have", def(call.code).name);
       refuse("{}, which the one-device program does not have", def(call.code).name);
     }

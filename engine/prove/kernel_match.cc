@@ -431,7 +431,9 @@ void Kernels::Match::find_terms() {
   if (linear == shape.factors->linear.end() && partial.size() == 2 && alone(partial[0]) && alone(partial[1]))
     pairs = call.in[partial[0]].value->terms.times(call.in[partial[1]].value->terms);
   if (!same_combine || combine != Combine::kSum || (linear == shape.factors->linear.end() && !pairs)) {
-    if (call.in[partial[0]].value->terms.counted()) no_rule("terms of {} of which there are many alike", op.name);
+    const Terms& some = call.in[partial[0]].value->terms;
+    const bool one_box = some.summands().size() == 1 && some.summands()[0].boxes.size() == 1;
+    if (some.counted() && !one_box) no_rule("terms of {} of which there are many alike", op.name);
     refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
            describe(ref, *call.in[partial[0]].value), op.name);
   }

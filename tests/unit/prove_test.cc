@@ -316,12 +316,12 @@ TEST_CASE("proof: devices and micro-batches that stand for others") {
       try {
         plan = plan_of(g, r.devices, r.strategy, r.more);
       } catch (const Error& e) {
-        MESSAGE(r.strategy << ": " << e.message());
+        MESSAGE(std::string(r.strategy) << ": " << e.message());
         continue;
       }
       int64_t walked = 0, all = 0;
       CHECK(both(*plan, walked, all) == ProofVerdict::kProven);
-      MESSAGE(r.strategy << ": " << walked << " of " << all);
+      MESSAGE(std::string(r.strategy) << ": " << walked << " of " << all);
       fewer += walked < all;
     }
   CHECK(fewer >= 24);
