@@ -55,9 +55,9 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
       if (call.code != code || combine == Combine::kSum) continue;
       const Value &none = *call.in.at(i).value, &terms = *call.in.at(1 - i).value;
       const double* c = ref_.constant(none.tensor);
-      if (c && is_neutral(name_of(combine), *c) && !terms.terms.whole() && terms.combine == combine &&
-          call.in[0].local == call.in[1].local)
-        return {terms};
+      const bool right = terms.terms.whole() ? !ref_.find(code, {call.in[0].value->tensor, call.in[1].value->tensor})
+                                             : terms.combine == combine;
+      if (c && is_neutral(name_of(combine), *c) && right && call.in[0].local == call.in[1].local) return {terms};
     }
   if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
   if (call.code == OpCode::k_cast)
@@ -264,9 +264,12 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   }
   if (auto made = beside_zeros(turned ? *turned : call, *found)) return *made;
   if (auto made = uniform(call, *found)) return *made;
-  // Of several that read the same the one of that name first: what is the same all along a dimension may fit others
-  // too.
+  // Of several that read the same the one of that name first, then those that make that type: what is the same all
+  // along a dimension may fit others too.
   std::vector<OpId> fit = *found;
+  std::stable_partition(fit.begin(), fit.end(), [&](OpId op) {
+    return !call.out.empty() && ref_.tensor(ref_.graph().op(op).outputs[0]).dtype == call.out[0].dtype;
+  });
   std::stable_partition(fit.begin(), fit.end(), [&](OpId op) { return ref_.graph().op(op).name == call.name; });
   std::optional<Stop> last;
   for (const OpId op : fit) try {

@@ -107,7 +107,7 @@ class Biases {
   // What the plan does not run was merged with what it runs of the same layer.
   bool wanted(const Graph& g, const Sum& sum) const {
     return runs(g, sum) ||
-           (!half_ && !form_.products.contains(sum.product->name) && is_alone(g, sum) && run_.contains(layer(g, sum)));
+           (!form_.products.contains(sum.product->name) && (half_ || is_alone(g, sum)) && run_.contains(layer(g, sum)));
   }
 
   const Form& form_;

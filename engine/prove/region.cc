@@ -118,12 +118,17 @@ Region Region::spread(const Dims& dims, const Dims& local) const {
   if (dims.size() != local.size()) return *this;
   std::vector<Digit> out;
   size_t k = 0;  // of dims
-  for (const Digit& d : joint(*this)) {
+  const std::vector<Digit> digits = joint(*this);
+  for (size_t at = 0; at < digits.size(); ++at) {
+    const Digit& d = digits[at];
     const size_t first = k;
     int64_t extent = 1, held = 1;
     bool fits = d.any;
     for (; k < dims.size() && extent < d.extent; ++k) extent *= dims[k], held *= local[k], fits &= local[k] <= dims[k];
-    if (extent != d.extent) return *this;
+    if (extent != d.extent) {  // of other dims from here on
+      out.insert(out.end(), digits.begin() + static_cast<std::ptrdiff_t>(at), digits.end());
+      break;
+    }
     if (!fits || held != d.set.size()) {
       out.push_back(d);
       continue;

@@ -14,6 +14,15 @@ bool are_halves(const Interval& left, const Interval& right, int64_t all) {
          right.end == std::min(left.begin + 2 * n, all);
 }
 
+// Does the device work on the whole micro-batch too? A split may cut some ops' samples.
+bool is_part(const DeviceRow& row, Interval samples, size_t u) {
+  return std::ranges::any_of(row.samples, [&](const SampleCut& cut) {
+    const Interval all = u < cut.micro_batches.size() ? cut.micro_batches[u] : Interval{};
+    const bool alike = std::ranges::count(cut.micro_batches, all) == std::ssize(cut.micro_batches);
+    return !alike && all.begin <= samples.begin && samples.end <= all.end && samples.size() < all.size();
+  });
+}
+
 }  // namespace
 
 Tree::Tree(Reference& reference, const Entry& entry, bool exact) : ref_(reference), batch_(entry.batch), exact_(exact) {
@@ -22,8 +31,8 @@ Tree::Tree(Reference& reference, const Entry& entry, bool exact) : ref_(referenc
     for (const SampleCut& cut : row.samples) {
       const auto& all = cut.micro_batches;  // alike: what is no micro-batch's, for ops of the whole batch
       if (all.size() > 1 && std::ranges::count(all, all[0]) == std::ssize(all)) continue;
-      for (const Interval& samples : all)
-        if (samples.size() > 0) micro_batches_.push_back(samples);
+      for (size_t u = 0; u < all.size(); ++u)
+        if (all[u].size() > 0 && !is_part(row, all[u], u)) micro_batches_.push_back(all[u]);
     }
   std::ranges::sort(micro_batches_, {}, &Interval::begin);
   micro_batches_.erase(std::unique(micro_batches_.begin(), micro_batches_.end()), micro_batches_.end());
