@@ -97,6 +97,14 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
   }
 }
 
+// Has the plan taken products apart and put them together again, so that nobody can tell which of the source they are?
+bool has_own_products(const Plan& plan, const proof::Form& form) {
+  proof::Form::Names known;
+  for (const Op& op : plan.source.ops) known.insert(op.name);
+  const auto is_own = [&](const std::string& name) { return !known.contains(name); };
+  return std::ranges::any_of(form.biased, is_own) || std::ranges::any_of(form.active, is_own);
+}
+
 EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& form, Symmetry::Sought sought,
                     bool shown) {
   EntryProof out;
@@ -134,10 +142,8 @@ EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& for
 EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, bool shown) {
   proof::Form form = proof::form_of(entry);
   EntryProof out = prove_as(plan, entry, form, sought, shown);
-  if (out.verdict == ProofVerdict::kProven || !is_half(plan.precision)) return out;
-  // A plan may have taken products apart and put them together again, so that nobody can tell which of the source they
-  // are. The statement says so.
-  form.whole = false;
+  if (out.verdict == ProofVerdict::kProven || !is_half(plan.precision) || !has_own_products(plan, form)) return out;
+  form.whole = false;  // and the statement says so
   EntryProof apart = prove_as(plan, entry, form, sought, shown);
   return apart.verdict == ProofVerdict::kProven ? apart : out;
 }

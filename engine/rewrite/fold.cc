@@ -128,6 +128,8 @@ void fold_whole_products(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const auto readers = readers_of(g);
   std::vector<char> removed(g.ops.size()), kept(g.tensors.size());
+  std::vector<size_t> left;  // readers, while sums disappear
+  for (size_t t = 0; t < g.tensors.size(); ++t) left.push_back(readers[t].size());
   for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
   for (Op& op : g.ops) {
     if (op.code != OpCode::k_add || op.phase != Phase::kForward) continue;
@@ -160,7 +162,7 @@ void fold_whole_products(ShardedGraph& lg) {
         if (as_it_is == kNone || g.tensor(as_it_is).dtype != DType::kF32 ||
             !(lg.shardings[static_cast<size_t>(as_it_is)] == lg.shardings[static_cast<size_t>(bias)]))
           continue;
-        if (readers[static_cast<size_t>(bias)].size() == 1 && !kept[static_cast<size_t>(bias)])
+        if (--left[static_cast<size_t>(bias)] == 0 && !kept[static_cast<size_t>(bias)])
           removed[static_cast<size_t>(b.producer)] = 1;
       }
       Op fused = matmul;
