@@ -37,8 +37,9 @@ Held combined(Reference& ref, const Exchange& e) {
 
 Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
   const auto some = std::ranges::find_if(e.in, [](const Held& v) { return v->region.size() > 0; });
-  if (some != e.in.end() && ref.constant((*some)->tensor) &&
-      std::ranges::all_of(e.in, [&](const Held& v) { return v->region.size() == 0 || v->tensor == (*some)->tensor; })) {
+  if (some != e.in.end() && ref.constant((*some)->tensor) && std::ranges::all_of(e.in, [&](const Held& v) {
+        return v->region.size() == 0 || (v->tensor == (*some)->tensor && v->terms == (*some)->terms);
+      })) {
     Value out = **some;
     out.region = Region({Digit{element_count(whole), Set::first(element_count(whole)), true}});
     return std::make_shared<const Value>(std::move(out));

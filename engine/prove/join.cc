@@ -14,6 +14,30 @@ std::optional<Region> box_of(const Region& region, const Dims& local, const std:
   return out;
 }
 
+namespace {
+
+bool meet(const std::vector<Interval>& a, const std::vector<Interval>& b) {
+  for (size_t d = 0; d < a.size(); ++d)
+    if (a[d].begin >= b[d].end || b[d].begin >= a[d].end) return false;
+  return true;
+}
+
+// No two pieces lie in one place; with as many elements as the whole has, they cover it.
+void check_apart(const std::vector<Piece>& pieces) {
+  std::vector<const Piece*> list;  // along the first dimension that tells them apart
+  for (const Piece& p : pieces) list.push_back(&p);
+  size_t d = 0;
+  while (d + 1 < pieces[0].at.size() &&
+         std::ranges::all_of(pieces, [&](const Piece& p) { return p.at[d] == pieces[0].at[d]; }))
+    ++d;
+  std::ranges::sort(list, {}, [&](const Piece* p) { return p->at[d].begin; });
+  for (size_t a = 0; a < list.size(); ++a)
+    for (size_t b = a + 1; b < list.size() && list[b]->at[d].begin < list[a]->at[d].end; ++b)
+      if (meet(list[a]->at, list[b]->at)) refuse("two parts of {} lie in one place", to_string(list[a]->value->region));
+}
+
+}  // namespace
+
 Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& local) {
   if (pieces.empty()) refuse("nothing is put together for {}", to_string(local));
   const Value& first = *pieces[0].value;
@@ -32,6 +56,7 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
   }
   if (elements != element_count(local))
     refuse("parts of {} elements are put together for {}", elements, to_string(local));
+  if (pieces.size() > 1) check_apart(pieces);
   if (ref.constant(first.tensor)) {  // a number, of whatever shape
     Value out = first;
     out.region = Region({Digit{elements, Set::first(elements), true}});

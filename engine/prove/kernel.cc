@@ -66,8 +66,6 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
-  if (call.code == OpCode::k_fill && std::isnan(attr_float(call.attrs, "value")))
-    refuse("it fills with what is no number");
   if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
   if (updates_many) return updates(call);
   if (d.decompose && !is_whole(call)) {
@@ -319,6 +317,7 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
 
 // What is one number all over is so after each element's op, whatever its shape.
 std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const std::vector<OpId>& found) {
+  if (!std::ranges::all_of(call.in, [](const Operand& o) { return !o.value || o.value->terms.whole(); })) return {};
   for (const OpId id : found) {
     const Op& op = ref_.graph().op(id);
     if (!ref_.constant(ref_.root(op.outputs[0])) || op.key != call.key || !same_attrs(op.attrs, call.attrs)) continue;

@@ -258,7 +258,8 @@ void Kernels::Match::take_windows() {
     if (!read[f]) continue;
     const Interval made = kernels.made_through(call, op, list[f], *read[f], of[f]);
     of[f] = Digit{list[f].extent, Set(made)};
-    kernels.windows_[{call.device, list[f].window_dim, list[f].window.source, list[f].window.result}] = {*read[f], made};
+    kernels.windows_[{call.device, list[f].window_dim, list[f].window.source, list[f].window.result}] = {*read[f],
+                                                                                                         made};
   }
 }
 
@@ -439,32 +440,24 @@ void Kernels::Match::find_terms() {
   }
   if (pairs) terms = std::move(*pairs);
   const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
-  const Value* unlike = nullptr;
-  enum Named { kAsTheyAre, kAsOne, kByOperand };
-  const auto beside = [&](Named how) {
-    if (!pairs) terms = {};
-    for (size_t k = 0; k < together.size(); ++k) {
-      const auto at = [&](size_t which) -> const Value* {
-        const auto i = static_cast<size_t>(together[which]);
-        return i < call.in.size() ? call.in[i].value : nullptr;
-      };
-      const Value* v = at(k);
-      if (!v || ref.is_zero(v->tensor)) continue;  // zeros have no terms
-      bool twice = false;  // the same terms of one tensor: what is linear in it is counted once
-      for (size_t before = 0; before < k; ++before)
-        twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
-      if (twice) continue;
-      Terms mine = v->terms;
-      if (mine.whole()) mine.add_summand(v->tensor);
-      if (how != kAsTheyAre) mine.unite(v->tensor);
-      if (how == kByOperand) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
-      if (!terms.beside(mine)) return unlike = v, false;
-    }
-    return true;
-  };
-  // Two sums may have a summand in common, of which each has another image: each sum as one then, or its own images.
-  if (!beside(kAsTheyAre) && !beside(kAsOne) && !beside(kByOperand))
-    no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *unlike));
+  // What two operands have in common is told apart by which of them it comes from.
+  const bool apart = together.size() > 1 && (op.code != OpCode::k_add || ref.shares_summands(id));
+  for (size_t k = 0; k < together.size(); ++k) {
+    const auto at = [&](size_t which) -> const Value* {
+      const auto i = static_cast<size_t>(together[which]);
+      return i < call.in.size() ? call.in[i].value : nullptr;
+    };
+    const Value* v = at(k);
+    if (!v || ref.is_zero(v->tensor)) continue;  // zeros have no terms
+    bool twice = false;                          // the same terms of one tensor: what is linear in it is counted once
+    for (size_t before = 0; before < k; ++before)
+      twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
+    if (twice) continue;
+    Terms mine = v->terms;
+    if (mine.whole()) mine.add_summand(v->tensor);
+    if (apart) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
+    if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
+  }
 }
 
 Value Kernels::Match::result(size_t o) const {
@@ -499,6 +492,8 @@ Value Kernels::Match::result(size_t o) const {
            to_string(call.out[o].local));
   v.region = Region(std::move(digits));
   v.terms = terms, v.combine = combine;
+  if (v.terms.summands().size() > 1 && op.code != OpCode::k_add)  // not as they are
+    v.terms.rename_each([&](TensorId summand) { return ref.image_of(summand, v.tensor); });
   v.terms.rename(v.tensor);
   name_terms(o, v);
   return v;

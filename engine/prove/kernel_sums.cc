@@ -172,6 +172,8 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
     return {};
   const Value &a = *call.in[0].value, &b = *call.in[1].value;
   if (!a.terms.whole() || !b.terms.whole() || a.dtype != b.dtype || !same(a.region, b.region)) return {};
+  const auto region = known(a.region, b.region);
+  if (!region) return {};
   const auto fits = [&](TensorId sum) {
     return ref_.tensor(sum).dims == ref_.tensor(a.tensor).dims && ref_.tensor(sum).dtype == a.dtype;
   };
@@ -184,7 +186,7 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
     const TensorId out = ref_.root(ref_.graph().op(id).outputs[0]);
     if (!fits(out) || all_summands_of(ref_, out) != wanted) continue;
     Value all = a;
-    all.tensor = out;
+    all.tensor = out, all.region = *region;
     return all;
   }
   const TensorIds left = summands_of(ref_, a.tensor), right = summands_of(ref_, b.tensor);
@@ -207,7 +209,7 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
     terms.push_back({id, std::vector<TermBox>(here ? 1 : 0)});
   }
   Value out = a;
-  out.tensor = sum, out.terms = Terms::of(std::move(terms)), out.combine = Combine::kSum;
+  out.tensor = sum, out.region = *region, out.terms = Terms::of(std::move(terms)), out.combine = Combine::kSum;
   return out;
 }
 

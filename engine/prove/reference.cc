@@ -1,9 +1,20 @@
 #include "prove/reference.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iterator>
 #include <limits>
 
 namespace whale::proof {
+namespace {
+
+// What tells numbers apart. All that are none are one.
+uint64_t bits_of(double value) {
+  return std::bit_cast<uint64_t>(std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value);
+}
+
+}  // namespace
 
 bool makes_zeros(const Factors& factors, const std::vector<char>& zero) {
   return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
@@ -47,10 +58,11 @@ void Reference::index() {
         continue;
       }
     if (op.code == OpCode::k_fill) {
-      const Tensor& t = g_.tensor(op.outputs[0]);
-      const auto [at, added] = constants_.try_emplace({t.dtype, attr_float(op.attrs, "value")}, op.outputs[0]);
+      const double value = attr_float(op.attrs, "value");
+      const DType dtype = g_.tensor(op.outputs[0]).dtype;
+      const auto [at, added] = constants_.try_emplace({dtype, bits_of(value)}, op.outputs[0]);
       root_[static_cast<size_t>(op.outputs[0])] = at->second;
-      if (added) values_.emplace(at->second, at->first.second);
+      if (added) values_.emplace(at->second, value);
       continue;
     }
     std::vector<char> zero;
@@ -82,6 +94,30 @@ void Reference::index() {
       root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
   }
   find_gradients();
+  find_shared();
+}
+
+// Only what two additions read, or one twice, can be in both operands of one.
+void Reference::find_shared() {
+  std::unordered_map<TensorId, int> reads;
+  for (const OpId id : ops_of(OpCode::k_add))
+    for (const TensorId x : g_.op(id).inputs) ++reads[root(x)];
+  std::unordered_map<TensorId, TensorIds> has;  // of what is read twice, ascending
+  const auto in = [&](TensorId id) {
+    const auto at = has.find(id);
+    TensorIds out = at == has.end() ? TensorIds{} : at->second;
+    if (reads[id] > 1) out.insert(std::ranges::lower_bound(out, id), id);
+    return out;
+  };
+  for (const OpId id : ops_of(OpCode::k_add)) {
+    const Op& op = g_.op(id);
+    const TensorIds a = in(root(op.inputs[0])), b = in(root(op.inputs[1]));
+    TensorIds both, all;
+    std::ranges::set_intersection(a, b, std::back_inserter(both));
+    std::ranges::set_union(a, b, std::back_inserter(all));
+    if (!both.empty()) shares_.insert(id);
+    if (!all.empty()) has.emplace(root(op.outputs[0]), std::move(all));
+  }
 }
 
 TensorId Reference::before_cast(TensorId wide, DType to) const {
@@ -183,7 +219,7 @@ const std::vector<OpId>& Reference::ops_of(OpCode code) const {
 }
 
 TensorId Reference::constant(DType dtype, double value) {
-  const auto [at, added] = constants_.try_emplace({dtype, value}, static_cast<TensorId>(g_.tensors.size()));
+  const auto [at, added] = constants_.try_emplace({dtype, bits_of(value)}, static_cast<TensorId>(g_.tensors.size()));
   if (added) {
     g_.tensors.push_back({.name = std::to_string(value), .dtype = dtype, .dims = {}});
     root_.push_back(at->second);
@@ -205,6 +241,12 @@ TensorId Reference::image_of(TensorId summand, TensorId sum) {
   return at->second;
 }
 
+TensorId Reference::known_image_of(TensorId summand, TensorId sum) const {
+  if (summand == sum) return sum;
+  const auto at = images_.find({summand, sum});
+  return at == images_.end() ? kNone : at->second;
+}
+
 TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
   if (op.code != OpCode::k_add) return kNone;
   for (const size_t i : {size_t{0}, size_t{1}})
@@ -213,7 +255,7 @@ TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
 }
 
 TensorId Reference::zero_like(TensorId id) {
-  const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, 0.0}, id);
+  const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, bits_of(0)}, id);
   if (added) values_.emplace(id, 0.0);
   return at->second;
 }

@@ -42,6 +42,9 @@ class Reference {
   bool is_zero(TensorId root) const;  // or has no elements
   // What is linear in a summand of `sum`, told apart from what is linear in it elsewhere. Itself, if it is that sum.
   TensorId image_of(TensorId summand, TensorId sum);
+  TensorId known_image_of(TensorId summand, TensorId sum) const;  // kNone: nobody has asked for it
+  // Are both operands of this addition sums, or summands, that have a tensor in common?
+  bool shares_summands(OpId add) const { return shares_.contains(add); }
 
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;
@@ -78,6 +81,7 @@ class Reference {
   TensorId beside_zero(const Op& op, const TensorIds& roots) const;  // what zeros are added to; kNone: none are
   void find_gradients();
   void find_batch();
+  void find_shared();
 
   explicit Reference(OneDevice program);
 
@@ -87,9 +91,10 @@ class Reference {
   std::vector<TensorId> root_;
   std::unordered_map<Reads, std::vector<OpId>, Hash> reads_;
   std::map<OpCode, std::vector<OpId>> of_code_;
-  std::map<std::pair<DType, double>, TensorId> constants_;
+  std::map<std::pair<DType, uint64_t>, TensorId> constants_;  // by its bits: -0 is another number than 0
   std::map<TensorId, double> values_;
   std::map<std::pair<TensorId, TensorId>, TensorId> images_;
+  std::unordered_set<OpId> shares_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_;

@@ -53,7 +53,7 @@ class Made {
   Made(Reference& ref, TensorIds names) : ref_(ref), names_(std::move(names)) {}
   // The names, each of which is in it once, and what else is; empty: there is no such list.
   TensorIds of(TensorId sum) {
-    collect(sum);
+    collect(sum, {});
     std::ranges::sort(all_);
     const bool once = std::adjacent_find(all_.begin(), all_.end()) == all_.end() &&
                       std::ranges::all_of(names_, [&](TensorId n) { return std::ranges::binary_search(all_, n); });
@@ -61,30 +61,53 @@ class Made {
   }
 
  private:
-  TensorIds operands(TensorId id) const {
+  // A tensor below and what a name of it becomes on the way up (Match::find_terms), outermost first.
+  struct Below {
+    TensorId tensor;
+    TensorIds images;
+  };
+  std::vector<Below> below(TensorId id, const TensorIds& images) {
     const OpId made = ref_.tensor(id).producer;
     if (made == kNone) return {};
     const Op& op = ref_.graph().op(made);
-    TensorIds out;
-    for (const std::vector<int>& set : ref_.factors(op).linear)
-      if (set.size() == 1 || op.code == OpCode::k_add)
-        for (const int i : set) out.push_back(ref_.root(op.inputs[static_cast<size_t>(i)]));
+    const bool adds = op.code == OpCode::k_add;
+    std::vector<Below> out;
+    for (const std::vector<int>& set : ref_.factors(op).linear) {
+      if (set.size() != 1 && !adds) continue;
+      for (const int i : set) {
+        out.push_back({ref_.root(op.inputs[static_cast<size_t>(i)]), images});
+        if (!adds) out.back().images.push_back(id);
+        if (adds && ref_.shares_summands(made)) out.back().images.push_back(out.back().tensor);
+      }
+    }
     return out;
   }
-  bool has_names(TensorId id) {
-    if (id == kNone || --looks_ < 0) return false;
-    if (std::ranges::count(names_, id) > 0) return true;
-    return std::ranges::any_of(operands(id), [&](TensorId x) { return has_names(x); });
+  TensorId name(const Below& at) const {
+    TensorId out = at.tensor;
+    for (auto image = at.images.rbegin(); image != at.images.rend() && out != kNone; ++image)
+      out = ref_.known_image_of(out, *image);
+    return out;
   }
-  void collect(TensorId id) {
+  bool is_named(const Below& at) const { return std::ranges::count(names_, name(at)) > 0; }
+  bool has_names(const Below& at) {
+    if (at.tensor == kNone || --looks_ < 0) return false;
+    return is_named(at) ||
+           std::ranges::any_of(below(at.tensor, at.images), [&](const Below& x) { return has_names(x); });
+  }
+  void collect(TensorId id, const TensorIds& images) {
     if (looks_ < 0) return;
-    const TensorIds below = operands(id);
-    const auto named = [&](TensorId x) { return has_names(x); };
-    if (std::ranges::count(names_, id) > 0 || std::ranges::none_of(below, named)) return all_.push_back(id);
+    const Below here{id, images};
+    const std::vector<Below> all = below(id, images);
+    const auto named = [&](const Below& x) { return has_names(x); };
+    if (is_named(here) || std::ranges::none_of(all, named)) {
+      TensorId mine = id;
+      for (auto image = images.rbegin(); image != images.rend(); ++image) mine = ref_.image_of(mine, *image);
+      return all_.push_back(mine);
+    }
     const bool adds = ref_.graph().op(ref_.tensor(id).producer).code == OpCode::k_add;
-    if (!adds && std::ranges::count_if(below, named) > 1) looks_ = -1;
-    for (const TensorId x : below)
-      if (adds || named(x)) collect(x);
+    if (!adds && std::ranges::count_if(all, named) > 1) looks_ = -1;
+    for (const Below& x : all)
+      if (adds || named(x)) collect(x.tensor, x.images);
   }
 
   Reference& ref_;
@@ -172,6 +195,9 @@ std::optional<Value> with_summands(const Reference& ref, const Value& sum, const
   if (sum.terms.whole() || sum.combine != Combine::kSum || sum.dtype != x.dtype || !same(sum.region, x.region) ||
       (!x.terms.whole() && x.combine != Combine::kSum))
     return {};
+  const auto region = known(sum.region, x.region);
+  int looks = 1000;
+  if (!region || times_in(ref, sum.tensor, x.tensor, looks) != 1) return {};
   Terms more = x.terms;
   if (more.whole()) more.add_summand(x.tensor);
   if (!are_summands(ref, sum, more)) {
@@ -179,6 +205,7 @@ std::optional<Value> with_summands(const Reference& ref, const Value& sum, const
     if (!are_summands(ref, sum, more)) return {};
   }
   Value out = sum;
+  out.region = *region;
   if (const TensorId twice = out.terms.join_some(more); twice != kNone) {
     if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
     refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));

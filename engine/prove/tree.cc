@@ -86,7 +86,7 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
   said.split = has_others(a) || has_others(b);
   std::vector<FactorSet> left = samples_of(a), right = samples_of(b);
   // Of several summands nobody has said which come first, each of its own micro-batches.
-  if ((a.summands().size() > 1 || b.summands().size() > 1) && !(left.empty() && right.empty()))
+  if ((a.summands().size() > 1 || b.summands().size() > 1) && !(left.empty() && right.empty() && said.split))
     return said.unknown = true, said;
   const auto counted = [](const FactorSet& f) { return f.any; };
   if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return said.unknown = true, said;

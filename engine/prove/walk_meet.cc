@@ -56,13 +56,14 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     const bool empty =
         std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
-    const bool adds = c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter;
+    const bool adds = (c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter) &&
+                      c.combine != Combine::kMax && c.combine != Combine::kMin;
     for (size_t m = 1; m < e.in.size() && adds && tree_.asked(); ++m) {
       const auto row = [&](size_t i) { return devices_[static_cast<size_t>(meeting.members[i])].row; };
-      if (row(m)->samples == row(m - 1)->samples) continue;
       const Tree::Said said = tree_.said_of(e.in[m - 1]->terms, e.in[m]->terms);
-      if (said.unknown) kernels_.exempt_order(e.in[m]->tensor);
       if (said.split) kernels_.exempt_split();
+      if (row(m)->samples == row(m - 1)->samples) continue;
+      if (said.unknown) kernels_.exempt_order(e.in[m]->tensor);
       if (!said.fault.empty())
         refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]),
                said.fault);
