@@ -110,14 +110,14 @@ TensorIds decompose_matmul(Graph& graph, const Op& given) {
   const std::string activation = attr_string(op.attrs, "activation");
   const bool bias = op.inputs.size() > 2 && op.inputs[2] != kNone, active = !activation.empty() && activation != "none";
   if (!bias && !active) return {};
-  const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs) {
-    Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope));
+  const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs, const std::string& name = {}) {
+    Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope, name));
     made.phase = op.phase, made.region = op.region, made.stage = op.stage, made.location = op.location;
     return made.outputs[0];
   };
   Attrs attrs = op.attrs;
   attrs["activation"] = std::string("none");
-  TensorId y = append(op.code, {op.inputs[0], op.inputs[1]}, attrs);
+  TensorId y = append(op.code, {op.inputs[0], op.inputs[1]}, attrs, op.name);
   if (bias) {
     TensorId b = op.inputs[2];
     if (graph.tensor(b).dtype != graph.tensor(y).dtype)

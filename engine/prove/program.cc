@@ -261,7 +261,7 @@ Form form_of(const Entry& entry) {
       for (const Instruction& i : s.instructions)
         if (const auto* k = i.kernel(); k != nullptr) {
           if (def(k->op).unpack && i.in.size() > 1 && i.in[1] != kNone) add_names(form.unpacked, i.name);
-          if (!has_flag(k->op, kProduct)) continue;
+          if (!has_flag(k->op, kProduct) || i.phase != Phase::kForward) continue;  // gradients' have names of their own
           add_names(form.products, i.name);
           add_names(i.in.size() > 2 && i.in[2] != kNone ? form.biased : form.unbiased, i.name);
           add_names(is_active(k->attrs) ? form.active : form.inactive, i.name);
