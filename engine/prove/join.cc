@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "prove/sum.h"
+
 namespace whale::proof {
 
 std::optional<Region> box_of(const Region& region, const Dims& local, const std::vector<Interval>& at) {
@@ -49,8 +51,13 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
       no_rule("{} and {} put together", ref.name(first.tensor), ref.name(v.tensor));
     if (v.tensor != first.tensor || v.dtype != first.dtype)
       refuse("parts of two tensors are put together, {} and {}", v.tensor, first.tensor);
-    if (!(v.terms == first.terms) || (!v.terms.whole() && v.combine != first.combine))
-      refuse("parts with unlike terms are put together");
+    Terms mine = v.terms, others = first.terms;
+    if (!(mine == others)) Terms::name_alike(mine, others, first.tensor);
+    if (!(mine == others) || (!v.terms.whole() && v.combine != first.combine)) {
+      if (v.terms.whole() || first.terms.whole())
+        refuse("parts with unlike terms are put together: {} and {}", describe(ref, first), describe(ref, v));
+      no_rule("parts with unlike terms are put together: {} and {}", describe(ref, first), describe(ref, v));
+    }
     regions.push_back(v.region);
     elements += v.region.size();
   }

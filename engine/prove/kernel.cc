@@ -68,6 +68,13 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
   if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
   if (updates_many) return updates(call);
+  if (keeps_numbers(call.code) && call.in.at(0).value && ref_.constant(call.in[0].value->tensor)) {
+    check_shapes(call);
+    Value same = constant(call.out.at(0), 0);
+    same.tensor = call.in[0].value->tensor, same.dtype = call.in[0].value->dtype;
+    same.terms = call.in[0].value->terms, same.combine = call.in[0].value->combine;
+    return {std::move(same)};
+  }
   if (d.decompose && !is_whole(call)) {
     Graph scratch;
     Op op{.code = call.code,
@@ -109,8 +116,14 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
   for (const Operand& o : call.in)
     if (o.value) made[next++] = *o.value;
   for (const Op& op : scratch.ops) {
-    KernelCall step{
-        .code = op.code, .attrs = op.attrs, .key = op.key, .box = call.box, .samples = call.samples, .name = call.name};
+    KernelCall step{.code = op.code,
+                    .attrs = op.attrs,
+                    .key = op.key,
+                    .box = call.box,
+                    .samples = call.samples,
+                    .device = call.device,
+                    .name = call.name,
+                    .forward = call.forward};
     for (const TensorId id : op.inputs) {
       if (id == kNone) {
         step.in.emplace_back();
@@ -134,7 +147,12 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
   made.reserve(body.steps.size());
   const auto n = static_cast<int>(call.in.size());
   for (const FusedStep& step : body.steps) {
-    KernelCall each{.code = step.code, .key = step.key, .box = call.box, .samples = call.samples};
+    KernelCall each{.code = step.code,
+                    .key = step.key,
+                    .box = call.box,
+                    .samples = call.samples,
+                    .device = call.device,
+                    .forward = call.forward};
     if (&step == &body.steps.back()) each.name = call.name;
     Dims dims;
     for (const int o : step.operands) {
@@ -308,7 +326,7 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
   for (const size_t i : {size_t{0}, size_t{1}}) {
     if (!ref_.is_zero(call.in[i].value->tensor) || call.in[1 - i].value->tensor != same) continue;
     const auto named = [&](OpId op) { return ref_.graph().op(op).name == call.name; };
-    if (std::ranges::none_of(found, named))
+    if (call.forward && std::ranges::none_of(found, named))
       if (auto made = with_zeros(call, true)) return made;
     return std::vector<Value>{*call.in[1 - i].value};
   }

@@ -33,6 +33,7 @@ struct KernelCall {
   Interval samples = {};  // those of the batch that the device works on
   int32_t device = -1;
   std::string name = {};  // of the instruction
+  bool forward = true;    // false: the ops of the program that it may be of have names of their own
   std::vector<Operand> in = {};
   std::vector<Result> out = {};  // as the plan has them
 };
@@ -54,6 +55,8 @@ class Kernels {
   std::vector<Value> run(const KernelCall& call);
   // Where rounding is another one than the program's, in words.
   const std::set<std::string>& exemptions() const { return exemptions_; }
+  // Was a place taken for another one that would do? What is refused after that may be for it.
+  bool guessed() const { return guessed_; }
   void exempt(std::string what) { exemptions_.insert(std::move(what)); }
   // In exact mode: additions whose order is not known, or is not the tree's.
   void exempt_order(TensorId tensor);
@@ -118,6 +121,7 @@ class Kernels {
   const Tree& tree_;
   std::map<std::tuple<OpId, bool, FactorSplits>, Shape> shapes_;
   std::set<std::string> exemptions_;
+  bool guessed_ = false;
   // By device, spatial dimension, extents of what is read and of what is made: what was last read and made through a
   // window.
   std::map<std::tuple<int32_t, size_t, int64_t, int64_t>, Windows> windows_;

@@ -1,7 +1,6 @@
 // One op of the one-device program against what a kernel reads: which positions of its factors, which terms, which part
 // of its result.
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "prove/kernel.h"
@@ -134,6 +133,7 @@ struct Kernels::Match {
   void take_results();
   void place_any();
   void find_cut();
+  Digit looked_up(size_t f, int64_t n) const;
   void find_groups();
   void find_terms();
   Value result(size_t o) const;
@@ -272,21 +272,31 @@ Interval Kernels::Match::window_of(size_t f) const {
     return at == kernels.windows_.end() ? Windows{} : at->second;
   };
   const Interval before = seen(w.source, w.result).read, opposite = seen(w.result, w.source).made;
-  std::array<std::vector<Interval>, 3> fit;  // the same as there, beside more or less of it, elsewhere
+  const Interval own = seen(w.result, w.source).read;
+  std::vector<Interval> best;
+  int64_t fits = 0;
+  std::tuple<bool, bool, int64_t, int64_t> most{};  // the same, more or less of it, what it makes of what is read there
   for (int64_t begin = 0; begin + anywhere[f] <= w.source; ++begin) {
     const Interval held{begin, begin + anywhere[f]};
+    Interval made;
     try {
-      kernels.made_through(call, op, list[f], held, of[f]);
+      made = kernels.made_through(call, op, list[f], held, of[f]);
     } catch (const Stop&) {
       continue;
     }
-    const bool same = held == before || held == opposite, near = nested(held, before) || nested(held, opposite);
-    fit[same ? 0 : near ? 1 : 2].push_back(held);
+    ++fits;
+    const int64_t common = std::min(made.end, own.end) - std::max(made.begin, own.begin);
+    const std::tuple score{held == before || held == opposite, nested(held, before) || nested(held, opposite),
+                           std::max<int64_t>(common, 0), -std::abs(held.begin - opposite.begin)};
+    if (!best.empty() && score < most) continue;
+    if (score > most) best.clear();
+    most = score;
+    best.push_back(held);
   }
-  const auto best = std::ranges::find_if(fit, [](const std::vector<Interval>& of) { return !of.empty(); });
-  if (best == fit.end()) refuse("no {} of {} give what it makes with its padding", anywhere[f], list[f].name);
-  if (best->size() > 1) no_rule("{} reads any {} of {} through a window", op.name, anywhere[f], list[f].name);
-  return best->front();
+  if (best.empty()) refuse("no {} of {} give what it makes with its padding", anywhere[f], list[f].name);
+  if (best.size() > 1) no_rule("{} reads any {} of {} through a window", op.name, anywhere[f], list[f].name);
+  kernels.guessed_ |= fits > 1;
+  return best[0];
 }
 
 // Factors that results alone have.
@@ -353,10 +363,18 @@ void Kernels::Match::place_any() {
   }
 }
 
+// Of rows that are all the same, those that the kernel takes for its own.
+Digit Kernels::Match::looked_up(size_t f, int64_t n) const {
+  const char* name = list[f].begin_attr;
+  const int64_t begin = name ? attr_int(call.attrs, name) : -1;
+  if (begin < 0 || begin + n > list[f].extent) no_rule("{} looks up any of {}", op.name, list[f].name);
+  return {list[f].extent, Set(Interval{begin, begin + n})};
+}
+
 void Kernels::Match::find_cut() {
   for (size_t f = 0; f < list.size(); ++f) {
     sets.push_back(of[f] ? *of[f] : Digit{list[f].extent, Set::first(list[f].extent)});
-    const Digit& d = sets.back();
+    Digit& d = sets.back();
     if (d.extent != list[f].extent) no_rule("the extent of {} of {}", list[f].name, op.name);
     if (d.whole()) continue;
     switch (list[f].kind) {
@@ -364,7 +382,7 @@ void Kernels::Match::find_cut() {
       case FactorKind::kWindow: break;
       case FactorKind::kReduce:
       case FactorKind::kLookup:
-        if (d.any && list[f].kind == FactorKind::kLookup) no_rule("{} looks up any of {}", op.name, list[f].name);
+        if (d.any && list[f].kind == FactorKind::kLookup) d = looked_up(f, d.set.size());
         break;
       case FactorKind::kStream:
         if (d.any || d.set.runs().size() != 1)

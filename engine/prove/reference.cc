@@ -16,6 +16,10 @@ uint64_t bits_of(double value) {
 
 }  // namespace
 
+bool keeps_numbers(OpCode code) {
+  return has_flag(code, kRearranges) || code == OpCode::k_broadcast_to || code == OpCode::k_slice;
+}
+
 bool makes_zeros(const Factors& factors, const std::vector<char>& zero) {
   return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
     return !set.empty() && std::ranges::all_of(set, [&](int i) {
@@ -39,6 +43,8 @@ void Reference::index() {
   for (size_t t = 0; t < g_.tensors.size(); ++t) {
     root_[t] = static_cast<TensorId>(t);
     if (g_.tensors[t].kind == TensorKind::kInput) inputs_.emplace(g_.tensors[t].name, static_cast<TensorId>(t));
+    if (g_.tensors[t].kind == TensorKind::kStep)
+      values_.emplace(static_cast<TensorId>(t), std::numeric_limits<double>::quiet_NaN());
   }
   for (const Variable& v : g_.variables) {
     variables_.emplace(g_.tensor(v.tensor).name, v.tensor);
@@ -75,6 +81,10 @@ void Reference::index() {
     if (const TensorId other = beside_zero(op, reads.roots); other != kNone) {
       root_[static_cast<size_t>(op.outputs[0])] = other;
       reads_[reads].push_back(static_cast<OpId>(i));
+      continue;
+    }
+    if (keeps_numbers(op.code) && constant(reads.roots[0])) {
+      root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
       continue;
     }
     const bool uniform = is_uniform(op, reads.roots);

@@ -17,6 +17,9 @@ namespace whale::proof {
 // Is an op linear in some of its operands, which are zeros each? So are its results then.
 bool makes_zeros(const Factors& factors, const std::vector<char>& zero);
 
+// Does it make nothing but elements of its first operand?
+bool keeps_numbers(OpCode code);
+
 class Reference {
  public:
   Reference(const Plan& plan, const Entry& entry, const Form& form);
@@ -35,7 +38,8 @@ class Reference {
 
   // A number, of which every tensor that holds nothing else is a part.
   TensorId constant(DType dtype, double value);
-  // Null: it is no tensor of one number; NaN: of which one is not known (the exponential of a constant).
+  // Null: it is no tensor of one number; NaN: of which one is not known (the exponential of a constant, the loss
+  // scale).
   const double* constant(TensorId root) const;
   // Does the op make one number of such?
   bool is_uniform(const Op& op, const TensorIds& roots) const;

@@ -181,6 +181,13 @@ void Terms::name_alike(Terms& a, Terms& b, TensorId tensor) {
   const auto own = [&](const Terms& t) { return t.summands_.size() == 1 && t.summands_[0].tensor == tensor; };
   if (own(a)) b.unite(tensor);
   if (own(b)) a.unite(tensor);
+  const auto as_summands = [](Terms& sum, const Terms& of) {  // each of them has those terms
+    std::vector<TermBox> boxes = std::move(sum.summands_[0].boxes);
+    sum.summands_.clear();
+    for (const Summand& s : of.summands_) sum.summands_.push_back({s.tensor, boxes});
+  };
+  if (own(a) && b.summands_.size() > 1) as_summands(a, b);
+  if (own(b) && a.summands_.size() > 1) as_summands(b, a);
 }
 
 bool Terms::counted() const {

@@ -51,8 +51,8 @@ class Terms {
   void unite(TensorId tensor);
   // Each summand by another name, which no two of them share.
   void rename_each(const std::function<TensorId(TensorId)>& name);
-  // Of one sum, one with this tensor's own terms and one with those of its summands, which have alike terms each: both
-  // with its own.
+  // Of one sum, one with this tensor's own terms and one with those of its summands: both with its own, where those are
+  // alike, or both with those of its summands, all of which are named.
   static void name_alike(Terms& a, Terms& b, TensorId tensor);
   bool counted() const;  // of some terms only the number is known
   // Has each box positions of this factor, known ones of so many?

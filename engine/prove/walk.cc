@@ -116,6 +116,7 @@ std::optional<Stopped> Walk::run(Progress* progress) {
       if (symmetry_.walked(d.at.device)) end(d);
     end();
   } catch (Stop& stop) {
+    stop.covered &= !kernels_.guessed();
     return Stopped{std::move(stop), here_, std::move(reads_)};
   }
   return {};
@@ -259,8 +260,14 @@ bool Walk::step(Device& d) {
 void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   if (rows(d, i, k)) return;
   check_in_place(d, i, k);
-  KernelCall call{
-      .code = k.op, .attrs = k.attrs, .key = k.key, .box = &k.box, .samples = samples(d, k.samples), .device = d.at.device, .name = i.name};
+  KernelCall call{.code = k.op,
+                  .attrs = k.attrs,
+                  .key = k.key,
+                  .box = &k.box,
+                  .samples = samples(d, k.samples),
+                  .device = d.at.device,
+                  .name = i.name,
+                  .forward = i.phase == Phase::kForward};
   std::vector<Held> held;
   for (const BufferId id : i.in) {
     held.push_back(id == kNone ? nullptr : read(d, id));
@@ -347,7 +354,8 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
            name_of(value->dtype), to_string(port.dims), name_of(port.dtype));
   const Region wanted = region_of(port.dims, part_of(port.dims, handed_over(plan_, entry_, *d.row, now(d), f)));
   const auto found = value->region.in(port.dims);
-  const bool there = ref_.constant(value->tensor) ? value->region.size() == wanted.size() : found && same(*found, wanted);
+  const bool there =
+      ref_.constant(value->tensor) ? value->region.size() == wanted.size() : found && same(*found, wanted);
   const bool right = value->tensor == ref_.root(id) && value->terms.whole() && there;
   if (!right) {
     Value expected{.tensor = id};
