@@ -53,11 +53,8 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
       refuse("parts of two tensors are put together, {} and {}", v.tensor, first.tensor);
     Terms mine = v.terms, others = first.terms;
     if (!(mine == others)) Terms::name_alike(mine, others, first.tensor);
-    if (!(mine == others) || (!v.terms.whole() && v.combine != first.combine)) {
-      if (v.terms.whole() || first.terms.whole())
-        refuse("parts with unlike terms are put together: {} and {}", describe(ref, first), describe(ref, v));
-      no_rule("parts with unlike terms are put together: {} and {}", describe(ref, first), describe(ref, v));
-    }
+    if (!(mine == others) || (!v.terms.whole() && v.combine != first.combine))
+      no_rule("parts with unlike terms put together: {} and {}", describe(ref, first), describe(ref, v));
     regions.push_back(v.region);
     elements += v.region.size();
   }

@@ -16,12 +16,14 @@ constexpr std::pair<OpCode, Combine> kPairs[] = {{OpCode::k_add, Combine::kSum},
                                                  {OpCode::k_minimum, Combine::kMin},
                                                  {OpCode::k_logaddexp, Combine::kLogSumExp}};
 
-// Terms of one tensor on both sides, which the one-device program combines within an op.
-std::optional<Combine> combines_terms(const KernelCall& call) {
+// Terms of one tensor on both sides, which the one-device program combines within an op. Of those of which only the
+// number is known, as many on both sides may be others.
+std::optional<Combine> combines_terms(const Reference& ref, const KernelCall& call) {
   for (const auto& [code, combine] : kPairs) {
     if (call.code != code) continue;
     const Value &a = *call.in.at(0).value, &b = *call.in.at(1).value;
-    if (a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole() && !(a.terms == b.terms)) return combine;
+    const bool others = !(a.terms == b.terms) || (a.terms.counted() && !ref.find(code, {a.tensor, b.tensor}));
+    if (a.tensor == b.tensor && !a.terms.whole() && !b.terms.whole() && others) return combine;
   }
   return {};
 }
@@ -50,16 +52,18 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
   if (!call.in.empty() && call.in[0].value && !call.in[0].value->terms.whole() &&
       call.in[0].value->combine == Joining(call.code))
     return merge(call);
-  for (const auto& [code, combine] : kPairs)  // nothing beside terms; zeros may be another summand's (with_zeros)
+  // Nothing beside terms. Zeros may be another summand's (with_zeros), but for those that a reshard adds by messages.
+  const bool reshards = call.name.find(".from") != call.name.npos;
+  for (const auto& [code, combine] : kPairs)
     for (const size_t i : {size_t{0}, size_t{1}}) {
-      if (call.code != code || combine == Combine::kSum) continue;
+      if (call.code != code || (combine == Combine::kSum && !reshards)) continue;
       const Value &none = *call.in.at(i).value, &terms = *call.in.at(1 - i).value;
       const double* c = ref_.constant(none.tensor);
       const bool right = terms.terms.whole() ? !ref_.find(code, {call.in[0].value->tensor, call.in[1].value->tensor})
                                              : terms.combine == combine;
       if (c && is_neutral(name_of(combine), *c) && right && call.in[0].local == call.in[1].local) return {terms};
     }
-  if (const auto combine = combines_terms(call)) return accumulate(call, name_of(*combine));
+  if (const auto combine = combines_terms(ref_, call)) return accumulate(call, name_of(*combine));
   if (call.code == OpCode::k_cast)
     if (auto made = cast(call)) return {std::move(*made)};
   const bool copies = call.code == OpCode::k_stop_gradient ||

@@ -16,9 +16,7 @@ uint64_t bits_of(double value) {
 
 }  // namespace
 
-bool keeps_numbers(OpCode code) {
-  return has_flag(code, kRearranges) || code == OpCode::k_broadcast_to || code == OpCode::k_slice;
-}
+bool keeps_numbers(OpCode code) { return has_flag(code, kRearranges) || code == OpCode::k_slice; }
 
 bool makes_zeros(const Factors& factors, const std::vector<char>& zero) {
   return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {

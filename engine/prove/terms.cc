@@ -229,18 +229,20 @@ void Terms::restrict(const TermBox& box) {
 }
 
 std::optional<Terms> Terms::times(const Terms& other) const {
-  if (summands_.size() != 1 || other.summands_.size() != 1) return {};
+  if (other.summands_.size() != 1) return summands_.size() == 1 ? other.times(*this) : std::nullopt;
   Terms out = *this;
-  out.summands_[0].boxes.clear();
-  for (const TermBox& a : summands_[0].boxes)
-    for (const TermBox& b : other.summands_[0].boxes) {
-      TermBox both = a;
-      both.insert(both.end(), b.begin(), b.end());
-      std::ranges::sort(both, {}, &FactorSet::key);
-      for (size_t k = 1; k < both.size(); ++k)
-        if (both[k].key == both[k - 1].key) return {};
-      out.summands_[0].boxes.push_back(std::move(both));
-    }
+  for (size_t s = 0; s < summands_.size(); ++s) {
+    out.summands_[s].boxes.clear();
+    for (const TermBox& a : summands_[s].boxes)
+      for (const TermBox& b : other.summands_[0].boxes) {
+        TermBox both = a;
+        both.insert(both.end(), b.begin(), b.end());
+        std::ranges::sort(both, {}, &FactorSet::key);
+        for (size_t k = 1; k < both.size(); ++k)
+          if (both[k].key == both[k - 1].key) return {};
+        out.summands_[s].boxes.push_back(std::move(both));
+      }
+  }
   return out;
 }
 

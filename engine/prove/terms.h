@@ -61,8 +61,8 @@ class Terms {
   void count_from(FactorKey key, int64_t further, int64_t extent);
   // Each term at these positions only.
   void restrict(const TermBox& box);
-  // Of a product of two sums of one summand each: every term of one with every term of the other. None: they have a
-  // factor in common.
+  // Of a product of two sums, one of them of one summand: every term of one with every term of the other. None: they
+  // have a factor in common, or both have several summands.
   std::optional<Terms> times(const Terms& other) const;
   // Beside terms of other summands; false: a summand is one of both.
   bool beside(const Terms& other);
