@@ -150,6 +150,7 @@ void expand_activation(Rewriter& r, size_t i) {
   Attrs attrs = op.attrs;
   attrs["activation"] = std::string("none");
   const TensorId product = r.emit(i, OpCode::k_matmul, in, attrs);
+  r.graph.op(r.graph.tensor(product).producer).name = op.name + ".product";
   const TensorId y = r.emit(i, code_of(attr_string(op.attrs, "activation")), {product});
   r.graph.op(r.graph.tensor(y).producer).name = op.name;
   r.graph.tensor(y).name = r.graph.tensor(op.outputs[0]).name;

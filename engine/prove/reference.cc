@@ -9,9 +9,11 @@
 namespace whale::proof {
 namespace {
 
-// What tells numbers apart. All that are none are one.
-uint64_t bits_of(double value) {
-  return std::bit_cast<uint64_t>(std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value);
+// What tells numbers of this type apart. All that are none are one.
+uint64_t bits_of(DType dtype, double value) {
+  if (std::isnan(value)) value = std::numeric_limits<double>::quiet_NaN();
+  if (is_float(dtype) && dtype != DType::kF64) value = static_cast<float>(value);
+  return std::bit_cast<uint64_t>(value);
 }
 
 }  // namespace
@@ -64,7 +66,7 @@ void Reference::index() {
     if (op.code == OpCode::k_fill) {
       const double value = attr_float(op.attrs, "value");
       const DType dtype = g_.tensor(op.outputs[0]).dtype;
-      const auto [at, added] = constants_.try_emplace({dtype, bits_of(value)}, op.outputs[0]);
+      const auto [at, added] = constants_.try_emplace({dtype, bits_of(dtype, value)}, op.outputs[0]);
       root_[static_cast<size_t>(op.outputs[0])] = at->second;
       if (added) values_.emplace(at->second, value);
       continue;
@@ -227,7 +229,8 @@ const std::vector<OpId>& Reference::ops_of(OpCode code) const {
 }
 
 TensorId Reference::constant(DType dtype, double value) {
-  const auto [at, added] = constants_.try_emplace({dtype, bits_of(value)}, static_cast<TensorId>(g_.tensors.size()));
+  const auto [at, added] =
+      constants_.try_emplace({dtype, bits_of(dtype, value)}, static_cast<TensorId>(g_.tensors.size()));
   if (added) {
     g_.tensors.push_back({.name = std::to_string(value), .dtype = dtype, .dims = {}});
     root_.push_back(at->second);
@@ -263,7 +266,7 @@ TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
 }
 
 TensorId Reference::zero_like(TensorId id) {
-  const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, bits_of(0)}, id);
+  const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, bits_of(g_.tensor(id).dtype, 0)}, id);
   if (added) values_.emplace(id, 0.0);
   return at->second;
 }
