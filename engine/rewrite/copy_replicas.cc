@@ -274,8 +274,8 @@ void part_casts(Graph& graph, const TaskGraphs& tasks) {
     for (const TensorId id : op.inputs) {
       const OpId made = id == kNone ? kNone : graph.tensor(id).producer;
       if (made == kNone || graph.op(made).code != OpCode::k_cast || replica(graph.op(made)) == replica(op)) continue;
-      if (graph.tensor(graph.op(made).inputs[0]).kind == TensorKind::kVariable)
-        readers[id].try_emplace(replica(op), op.scope);
+      const TensorKind kind = graph.tensor(graph.op(made).inputs[0]).kind;
+      if (kind == TensorKind::kVariable || kind == TensorKind::kInput) readers[id].try_emplace(replica(op), op.scope);
     }
   if (readers.empty()) return;
   std::map<std::pair<TensorId, size_t>, TensorId> own;

@@ -95,7 +95,7 @@ void Moves::fetch(TensorId host, TensorId root, const std::vector<Use>& uses, si
   for (auto& [segment, group] : groups) hand_over(group);
 }
 
-TensorId Moves::fetch_first(TensorId host) {
+TensorId Moves::fetch_first(TensorId host, TensorId view) {
   Op op;
   op.code = OpCode::k_to_device;
   op.name = g_.tensor(host).name + ".to_device";
@@ -104,8 +104,9 @@ TensorId Moves::fetch_first(TensorId host) {
   if (timed_) op.region = Region::kPrologue;
   const TensorId out = add_like(lg_, host, ".fetched");
   op.outputs = {out};
-  before_[0].push_back({1, std::move(op)});
-  return out;
+  before_[0].push_back({1, op});
+  std::map<TensorId, TensorId> known;
+  return seen_through(view, host, out, op, 0, known);
 }
 
 // From the last to the first: a copy is over before its reader runs and before the next copy starts, by the estimate,

@@ -32,8 +32,8 @@ class Moves {
   TensorIds store(const TensorIds& values, size_t before, size_t like, const TensorIds& places = {});
   // The uses read copies of `host` instead of `root`; none is made before op `after`.
   void fetch(TensorId host, TensorId root, const std::vector<Use>& uses, size_t after);
-  // A copy at the very start, for whoever wants it whole.
-  TensorId fetch_first(TensorId host);
+  // A copy at the very start, for whoever wants it whole: in the form of this view of it.
+  TensorId fetch_first(TensorId host, TensorId view);
   void apply();
 
  private:

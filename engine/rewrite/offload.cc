@@ -62,7 +62,7 @@ class Offloader {
       moves_.fetch(v.tensor, v.tensor, moves_.uses_of(v.tensor), 0);
       if (v.next != kNone && v.next != v.tensor) updates[g_.tensor(v.next).producer].push_back(&v);
       for (NamedTensor& f : lg_.fetches)
-        if (f.tensor == v.tensor) f.tensor = moves_.fetch_first(v.tensor);
+        if (view_root(g_, f.tensor) == v.tensor) f.tensor = moves_.fetch_first(v.tensor, f.tensor);
     }
     for (auto& [op, variables] : updates) {
       TensorIds next;

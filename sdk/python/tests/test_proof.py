@@ -83,6 +83,18 @@ def penalties(graph):
     return o.squared_difference(o.matmul(code, w, transpose_b=True), x).mean() + 0.1 * divergence + 0.01 * decay
 
 
+def two_layers(graph):
+    x, y = wh.input("x", (8, 4)), wh.input("y", (8,), wh.int32)
+    return wh.nn.cross_entropy(wh.nn.linear(o.relu(wh.nn.linear(x, 8, name="first")), 4, name="last"), y)
+
+
+def view_of_a_parameter(graph):
+    x = wh.input("x", (2, 2))
+    w = wh.parameter("w", (2, 2), wh.normal(0.3))
+    graph.output("u", w.reshape(4))
+    return o.square(o.matmul(x, w)).mean()
+
+
 CONV, UP, POOL = (
     mean_over_a_map(lambda x: wh.nn.conv2d(x, 2, kernel=3, padding=1)),
     mean_over_a_map(lambda x: wh.nn.conv2d_transpose(x, 2, kernel=2, stride=2)),
@@ -109,6 +121,10 @@ CASES = {
         sums_where_some_devices_have_none, SGD, 4, "replica(2) > pipeline(2, micro_batches=3)",
         {"exact": True, "train_batches": [2]},
     ),
+    "unlike replicas in 16 bits": (
+        two_layers, SGD, 4, "replica([pipeline(2, micro_batches=2), split(2)])", {"precision": "bfloat16"},
+    ),
+    "a view of an offloaded parameter": (view_of_a_parameter, SGD, 1, "", {"offload": ["parameters"]}),
     "penalties": (
         penalties, SGD, 8, ALL,
         {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
