@@ -68,6 +68,8 @@ std::optional<Value> Kernels::cast(const KernelCall& call) {
     if (casts != nullptr && std::ranges::any_of(*casts, gives)) return {};
     return out;
   }
+  if (!x.terms.whole() && is_float(to) && size_of(to) < size_of(x.dtype) && x.dtype == own)
+    refuse("{} is rounded before all terms are there", describe(ref_, x));
   if (x.dtype == own || to != own || x.dtype != accumulate_dtype(own)) return {};
   if (!x.terms.whole()) refuse("{} is rounded before all terms are there", describe(ref_, x));
   return out;
@@ -93,7 +95,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
   Value both = with_terms(ref_, sum, x);
-  const Tree::Said said = tree_.said_of(sum.terms, x.terms);
+  const Tree::Said said = tree_.said_of(sum.tensor, sum.terms, x.terms);
   if (!said.fault.empty())
     refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
   if (said.unknown) exempt_order(x.tensor);

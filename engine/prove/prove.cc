@@ -111,7 +111,7 @@ EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& for
   out.entry = entry.name, out.batch = entry.batch;
   try {
     Reference reference(plan, entry, form);
-    proof::check_settings(plan, entry, reference);
+    proof::check_settings(plan, reference);
     // Whether the samples of two are halves of a node is nothing that grows by equal steps.
     const bool alike = plan.options.exact && sought == Symmetry::Sought::kYes;
     const Symmetry symmetry(plan, entry, alike ? Symmetry::Sought::kSamplesAlike : sought);

@@ -35,12 +35,11 @@ void check_variable(const PlanVariable& v, const Variable& of, const Graph& g) {
 
 }  // namespace
 
-void check_settings(const Plan& plan, const Entry& entry, const Reference& reference) {
+void check_settings(const Plan& plan, const Reference& reference) {
   const Training& training = plan.source.training;
   if (!same(plan.optimizer, training.optimizer)) refuse("the optimizer's numbers are not the model's");
   if (!same(plan.lr_schedule, training.lr_schedule)) refuse("the schedule of the learning rate is not the model's");
   if (plan.precision != training.precision) refuse("the precision is not the model's");
-  if (entry.name != "train") return;  // which has all variables
   const Graph& g = reference.graph();
   for (const PlanVariable& v : plan.variables)
     for (const Variable& of : g.variables)

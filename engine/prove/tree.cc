@@ -80,7 +80,7 @@ bool Tree::has_others(const Terms& terms) const {
   return false;
 }
 
-Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
+Tree::Said Tree::said_of(TensorId sum, const Terms& a, const Terms& b) const {
   if (!exact_) return {};
   Said said;
   said.split = has_others(a) || has_others(b);
@@ -88,6 +88,13 @@ Tree::Said Tree::said_of(const Terms& a, const Terms& b) const {
   // Of several summands nobody has said which come first, each of its own micro-batches.
   if ((a.summands().size() > 1 || b.summands().size() > 1) && !(left.empty() && right.empty() && said.split))
     return said.unknown = true, said;
+  // What the program adds is what this op makes, not what is made of it. Where it adds groups, they are samples' too.
+  const auto is_of_sum = [&](const FactorSet& f) {
+    const Op& op = ref_.graph().op(f.key.op);
+    if (ref_.factors(op).list[static_cast<size_t>(f.key.factor)].group.rows > 0) return true;
+    return std::ranges::any_of(op.outputs, [&](TensorId id) { return ref_.root(id) == sum; });
+  };
+  if (!std::ranges::all_of(left, is_of_sum) || !std::ranges::all_of(right, is_of_sum)) return said.unknown = true, said;
   const auto counted = [](const FactorSet& f) { return f.any; };
   if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return said.unknown = true, said;
   const auto without = [](std::vector<FactorSet> sets, const std::vector<FactorSet>& others) {

@@ -18,13 +18,13 @@ class Tree {
   // Of an entry's micro-batches, which no two devices may cut differently; `exact`: otherwise any order will do.
   Tree(Reference& reference, const Entry& entry, bool exact);
   bool asked() const { return exact_; }
-  // Whether sums with these terms and with those may be added.
+  // Whether parts of a sum with these terms and with those may be added.
   struct Said {
     std::string fault;     // why they are no halves of one node; "": they are, or are not of unlike micro-batches
     bool unknown = false;  // which micro-batches' they are, or only how many
     bool split = false;    // some are of other positions than samples
   };
-  Said said_of(const Terms& a, const Terms& b) const;
+  Said said_of(TensorId sum, const Terms& a, const Terms& b) const;
 
  private:
   // Sets of positions that stand for samples, of all terms; each once.

@@ -235,6 +235,7 @@ bool Walk::step(Device& d) {
       if (!receive(d, i, *i.as<work::Receive>())) return false;
       break;
     case InstructionKind::kCopy:
+      check_apart(d, i, false, false);
       for (size_t k = 0; k < i.out.size(); ++k) {
         if (const auto rows = rows_of(d, i.in.at(k)); !rows.empty())
           write_rows(d, i.out[k], rows);
@@ -258,8 +259,8 @@ bool Walk::step(Device& d) {
 }
 
 void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
-  if (rows(d, i, k)) return;
   check_in_place(d, i, k);
+  if (rows(d, i, k)) return;
   KernelCall call{.code = k.op,
                   .attrs = k.attrs,
                   .key = k.key,

@@ -70,6 +70,7 @@ class Walk {
   void write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& rows);
   void check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const;
   void check_gathered(int32_t device, const work::Collective& c, size_t operand, size_t member);
+  void check_apart(const Device& d, const Instruction& i, bool in_place, bool gathers) const;
   bool gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand);
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);

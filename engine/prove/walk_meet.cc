@@ -37,6 +37,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
         !(theirs->cuts == c.cuts) || !(theirs->to == c.to) || i.in.size() != instruction(here_).in.size())
       refuse("device {} is at {} '{}', another collective than the others'", m, i.verb(), i.name);
     list.push_back(&i);
+    check_apart(stand_in(m), i, c.op == OpCode::k_all_reduce || c.op == OpCode::k_adasum, c.op == OpCode::k_all_gather);
   }
   const size_t operands = list[0]->in.size();
   std::vector<std::vector<Held>> results(operands);
@@ -60,11 +61,11 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
                       c.combine != Combine::kMax && c.combine != Combine::kMin;
     for (size_t m = 1; m < e.in.size() && adds && tree_.asked(); ++m) {
       const auto row = [&](size_t i) { return devices_[static_cast<size_t>(meeting.members[i])].row; };
-      const Tree::Said said = tree_.said_of(e.in[m - 1]->terms, e.in[m]->terms);
+      const Tree::Said said = tree_.said_of(e.in[m - 1]->tensor, e.in[m - 1]->terms, e.in[m]->terms);
+      const bool alike = row(m)->samples == row(m - 1)->samples;  // a split, whose sums are named
       if (said.split) kernels_.exempt_split();
-      if (row(m)->samples == row(m - 1)->samples) continue;
-      if (said.unknown) kernels_.exempt_order(e.in[m]->tensor);
-      if (!said.fault.empty())
+      if (said.unknown ? !(alike && said.split) : alike && !said.fault.empty()) kernels_.exempt_order(e.in[m]->tensor);
+      if (!said.fault.empty() && !alike)
         refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]),
                said.fault);
     }
@@ -86,6 +87,30 @@ void Walk::check_left_out(const Meeting& meeting, const std::vector<Held>& resul
   for (size_t m = 0; m < results.size(); ++m) {
     const Held between = of(meeting.members[m], [&](int32_t d) { return of_devices_[static_cast<size_t>(d)]; });
     if (between != results[m] && !alike(*between, *results[m])) throw Uneven{};
+  }
+}
+
+// What all operands hold is read before, or while, results are written: they lie elsewhere, but for a sum that is made
+// in place, and what is gathered within the whole (check_gathered).
+void Walk::check_apart(const Device& d, const Instruction& i, bool in_place, bool gathers) const {
+  const auto place = [&](BufferId id) { return place_of(d.program, id, now(d).version); };
+  const auto is_there = [&](BufferId id) {
+    return id != kNone && buffer(d, id).kind != BufferKind::kStep && buffer(d, id).bytes > 0;
+  };
+  const auto meet = [](const Place& a, const Place& b) {
+    return a.space == b.space && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
+  };
+  for (size_t o = 0; o < i.out.size(); ++o) {
+    if (!is_there(i.out[o])) continue;
+    const Place to = place(i.out[o]);
+    for (size_t n = 0; n < std::min(i.in.size(), i.out.size()); ++n) {  // a copy has its place as another operand
+      if (!is_there(i.in[n]) || !meet(to, place(i.in[n]))) continue;
+      if (n == o && (gathers || (in_place && to == place(i.in[n])))) continue;
+      refuse("it writes {} where it reads {}", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
+    }
+    for (size_t p = 0; p < o; ++p)
+      if (is_there(i.out[p]) && meet(to, place(i.out[p])))
+        refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
   }
 }
 
