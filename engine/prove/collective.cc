@@ -112,7 +112,10 @@ std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
     case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, e));
     case OpCode::k_adasum: {      // the walk names the exemption
       for (const Held& v : e.in)  // zeros: of a member without samples
-        if (!ref.is_zero(v->tensor) && !ref.is_of_gradients(v->tensor)) refuse("{} is no gradient", describe(ref, *v));
+        if (ref.is_gradient_in_loss(v->tensor))
+          no_rule("Adasum of {}, a gradient that the loss is made of", describe(ref, *v));
+        else if (!ref.is_zero(v->tensor) && !ref.is_of_gradients(v->tensor))
+          refuse("{} is no gradient", describe(ref, *v));
       return std::vector<Held>(n, combined(ref, e));
     }
     case OpCode::k_all_gather: return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));

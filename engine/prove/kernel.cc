@@ -79,6 +79,11 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     same.terms = call.in[0].value->terms, same.combine = call.in[0].value->combine;
     return {std::move(same)};
   }
+  if (std::optional<Value> bias = wide_bias(call)) {
+    KernelCall with = call;
+    with.in[2].value = &*bias;
+    return one(with);
+  }
   if (d.decompose && !is_whole(call)) {
     Graph scratch;
     Op op{.code = call.code,
@@ -103,6 +108,24 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
     if (!results.empty()) return parts(call, scratch, results);
   }
   return one(call);
+}
+
+// A bias as it is kept, in 16 bits, where the program reads it as the same number in a wider type: it is added as it
+// is.
+std::optional<Value> Kernels::wide_bias(const KernelCall& call) {
+  if (!has_flag(call.code, kProduct) || call.in.size() < 3 || !call.in[2].value || is_whole(call)) return {};
+  const Value& bias = *call.in[2].value;
+  const std::vector<OpId>* casts =
+      is_float(bias.dtype) && bias.terms.whole() ? ref_.find(OpCode::k_cast, {bias.tensor}) : nullptr;
+  for (size_t k = 0; casts && k < casts->size(); ++k) {
+    Value wide = bias;
+    wide.tensor = ref_.root(ref_.graph().op((*casts)[k]).outputs[0]);
+    wide.dtype = ref_.tensor(wide.tensor).dtype;
+    KernelCall with = call;
+    with.in[2].value = &wide;
+    if (is_float(wide.dtype) && size_of(wide.dtype) > size_of(bias.dtype) && is_whole(with)) return wide;
+  }
+  return {};
 }
 
 // The program has it in one piece, too.
@@ -258,6 +281,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     found = ref_.find(call.code, roots);
   }
   if (!found) {
+    if (auto made = of_numbers(call)) return {std::move(*made)};
     if (auto made = with_asked_zeros(call)) return *made;
     if (auto made = with_zeros(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
@@ -352,6 +376,27 @@ std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const
     return out;
   }
   return {};
+}
+
+// A number that the plan computes, where the program may have it as one.
+std::optional<Value> Kernels::of_numbers(const KernelCall& call) {
+  const auto number = [&](size_t i) { return call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr; };
+  if (call.in.size() != 2 || call.out.size() != 1 || !number(0) || !number(1) || std::isnan(*number(0)) ||
+      std::isnan(*number(1)))
+    return {};
+  const DType dtype = call.out[0].dtype;
+  const auto in_type = [&](double x) { return dtype == DType::kF32 ? static_cast<float>(x) : x; };
+  if (dtype != DType::kF32 && dtype != DType::kF64) return {};
+  const double a = in_type(*number(0)), b = in_type(*number(1));
+  double made = 0;
+  if (call.code == OpCode::k_add)
+    made = a + b;
+  else if (call.code == code_of("mul"))
+    made = a * b;
+  else
+    return {};
+  check_shapes(call);
+  return constant(call.out[0], in_type(made));
 }
 
 // A gradient that is zero by form, in the type of sums that an option asks for.

@@ -82,6 +82,7 @@ class Kernels {
   static FactorSplit split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list);
 
   bool is_whole(const KernelCall& call) const;
+  std::optional<Value> wide_bias(const KernelCall& call);
   std::vector<Value> fused(const KernelCall& call);
   std::vector<Value> updates(const KernelCall& call);
   std::vector<Value> parts(const KernelCall& call, const Graph& scratch, const TensorIds& results);
@@ -106,6 +107,7 @@ class Kernels {
   std::vector<Value> match(const KernelCall& call, OpId op, const FactorSplits& splits = {});
   Interval made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
                         const std::optional<Digit>& said) const;
+  std::optional<Value> of_numbers(const KernelCall& call);
   std::optional<std::vector<Value>> with_asked_zeros(const KernelCall& call);
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call, bool of_that_name = false);
   std::optional<std::vector<Value>> uniform(const KernelCall& call, const std::vector<OpId>& found);

@@ -587,6 +587,7 @@ void Kernels::Match::check_operands() const {
   check_shapes(call);
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value) continue;
+    if (has_flag(op.code, kElementwise) && ref.constant(call.in[i].value->tensor)) continue;  // of any shape
     Dims local(shape.in[i].dims.size(), 1);
     for (size_t k = 0; k < shape.in[i].owner.size(); ++k) {
       const int f = shape.in[i].owner[k];

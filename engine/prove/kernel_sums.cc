@@ -68,6 +68,8 @@ std::optional<Value> Kernels::cast(const KernelCall& call) {
     if (casts != nullptr && std::ranges::any_of(*casts, gives)) return {};
     return out;
   }
+  if (ref_.is_gradient_in_loss(x.tensor) && std::ranges::count(sum_dtypes_, to) > 0)
+    no_rule("{}, a gradient that the loss is made of, in the type of sums of gradients", describe(ref_, x));
   if (!x.terms.whole() && is_float(to) && size_of(to) < size_of(x.dtype) && x.dtype == own)
     refuse("{} is rounded before all terms are there", describe(ref_, x));
   if (x.dtype == own || to != own || x.dtype != accumulate_dtype(own)) return {};
@@ -84,6 +86,8 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   out.dtype = sum.dtype;
   exempt_sum(out);
   const DType own = ref_.tensor(x.tensor).dtype;
+  if (out.dtype != own && ref_.is_gradient_in_loss(x.tensor) && std::ranges::count(sum_dtypes_, out.dtype) > 0)
+    no_rule("{}, a gradient that the loss is made of, in the type of sums of gradients", describe(ref_, x));
   if (out.dtype != own && out.dtype != accumulate_dtype(own) && !is_asked_sum(out))
     refuse("it adds up {} in {}", describe(ref_, x), name_of(out.dtype));
   if (const double* c = ref_.constant(sum.tensor)) {

@@ -288,6 +288,13 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
     const Biases biases(g, form);
     rewrite(g, [&](Graph& graph, const Op& op) { return biases.form(graph, op); });
   }
+  // What the plan takes apart before it gives types to what is in between.
+  if (is_half(g.training.precision))
+    rewrite(g, [&](Graph& graph, const Op& op) {
+      const bool apart = has_flag(op.code, kProduct) && is_active(op.attrs) && form.inactive.contains(op.name) &&
+                         !form.active.contains(op.name);
+      return apart ? smaller_form(graph, op) : TensorIds{};
+    });
   apply_precision(g);
   keep_apart(g, form.products);
   clean(g);

@@ -175,6 +175,8 @@ void Reference::find_gradients() {
     if (id == kNone || !before_loss.insert(id).second || made_by(id) == kNone) continue;
     for (const TensorId from : g_.op(made_by(id)).inputs) open.push_back(root(from));
   }
+  for (const TensorId id : left)
+    if (before_loss.contains(id)) in_loss_.insert(id);
   while (!left.empty()) {
     const TensorId id = left.back();
     left.pop_back();

@@ -64,6 +64,8 @@ class Reference {
 
   // The gradient of a variable, or a summand of one.
   bool is_of_gradients(TensorId root) const { return of_gradients_.contains(root); }
+  // A gradient that the loss is made of too (of a learned scale): what an option says of gradients is not said of that.
+  bool is_gradient_in_loss(TensorId root) const { return in_loss_.contains(root); }
 
   // Do positions of an op's factor stand for samples?
   bool is_of_batch(OpId op, int32_t factor);
@@ -101,7 +103,7 @@ class Reference {
   std::unordered_set<OpId> shares_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
-  std::unordered_set<TensorId> of_gradients_;
+  std::unordered_set<TensorId> of_gradients_, in_loss_;
   std::set<std::pair<OpId, int32_t>> of_batch_;  // once it is asked for
   bool batch_found_ = false;
 };
