@@ -1,6 +1,7 @@
 // Plans that are not their program, each of which some rule of the prover once took for it.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -654,4 +655,99 @@ TEST_CASE("unsound Y: exact mode says which sums have no order of the program's"
   }
   const Proof proof = prove(plan_of(m.g, "null:2", "replica", [](CompileOptions& o) { o.exact = true; }));
   CHECK_MESSAGE(!has(text(proof), "but for"), text(proof));
+}
+
+TEST_CASE("unsound Z: a collective writes its results over operands") {
+  Plan plan = plan_of(small::mlp(8, OptimizerKind::kAdam).g, "null:2", "replica(2)",
+                      [](CompileOptions& o) { o.fusion = false, o.zero = 1; });
+  say("Z: undamaged", plan);
+  int tried = 0;
+  const std::vector<Segment> segments = plan.entries[0].programs[0].segments;
+  for (size_t s = 0; s < segments.size(); ++s)
+    for (const Instruction& i : segments[s].instructions) {
+      const auto* c = i.as<work::Collective>();
+      if (!c || c->op == OpCode::k_all_reduce) continue;
+      for (const BufferId from : i.in)
+        for (const BufferId to : i.out) {
+          Plan bad = plan;
+          Program& p = bad.entries[0].programs[0];
+          const Buffer in = p.buffers[size_t(from)];
+          Buffer& out = p.buffers[size_t(to)];
+          const BufferId storage = in.alias == kNone ? from : in.alias;
+          const Buffer& place = p.buffers[size_t(storage)];
+          const bool fits = in.kind == BufferKind::kArena && out.kind == BufferKind::kArena && out.alias == kNone &&
+                            in.at + out.bytes <= place.bytes;
+          if (!fits) continue;
+          for (Buffer& b : p.buffers)
+            if (b.alias == to) b.alias = storage, b.offset = place.offset, b.at += in.at;
+          out.alias = storage, out.offset = place.offset, out.at = in.at, out.versions = place.versions;
+          say("Z: a result in an operand's place", bad), ++tried;
+        }
+    }
+  CHECK(tried > 3);
+}
+
+TEST_CASE("unsound AA: rows are put together over one of them") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "rows";
+  m.g.outputs = {{"t", m.op(k_tanh, {m.op(k_exp, {m.input("x", {8, 4})}, {}, "r")}, {}, "t")}};
+  Plan plan = alone(m);
+  Program& p = plan.entries[0].programs[0];
+  const auto half = [&](const char* name) { return fresh(p, name, rows(4)); };
+  const auto part = [](int64_t begin) {
+    return Attrs{{"sub_axis", Ints{0, 1, 1}}, {"begin", begin}, {"end", begin + 4}};
+  };
+  const BufferId all = fresh(p, "R", rows(8)), second = half("s2"), t2 = half("t2"), t1 = half("t1"), z = half("z"),
+                 moved = half("u"), out = fresh(p, "T", rows(8));
+  const auto seen_as = [&](const char* name, int64_t n) {
+    Buffer b = p.buffers[size_t(all)];
+    b.name = name, b.alias = all, b.dims = rows(n), b.bytes = n * 16, b.at = 0;
+    p.buffers.push_back(b);
+    return BufferId(p.buffers.size() - 1);
+  };
+  const BufferId first = seen_as("s1", 4), over = seen_as("R2", 8);
+  named(p, "r").out = {all};
+  for (const Instruction& i :
+       {made(k_local_slice, "ls2", {all}, {second}, part(4)), made(k_tanh, "t.2", {second}, {t2}), filled("z", z, 0, 4),
+        made(k_concat, "zeros first", {z, first}, {over}, {{"axis", int64_t{0}}}),
+        made(k_local_slice, "ls1", {over}, {moved}, part(4)), made(k_tanh, "t.1", {moved}, {t1}),
+        made(k_concat, "cat", {t1, t2}, {out}, {{"axis", int64_t{0}}})})
+    put_before(p, "t", i);
+  const BufferId old = named(p, "t").out[0];
+  drop(p, "t");
+  for (Instruction& i : body(p)) std::replace(i.in.begin(), i.in.end(), old, out);
+  say("AA: over one of them", plan);
+}
+
+TEST_CASE("unsound AB: parts are rounded before they are added") {
+  using enum OpCode;
+  for (const char* to : {"bf16", "f16"}) {
+    small::Model m;
+    m.g.name = "rounded";
+    const TensorId y = m.op(k_matmul, {m.input("x", {8, 4}), m.variable("w", {4, 3})}, {}, "mm"),
+                   r = m.op(k_reduce_sum, {y}, {{"axes", Ints{0}}}, "r"),
+                   c = m.op(k_cast, {r}, {{"dtype", std::string(to)}}, "c");
+    m.minimize(m.op(k_reduce_mean, {m.op(k_cast, {c}, {{"dtype", std::string("f32")}}, "b")}, {}, "loss"),
+               OptimizerKind::kSgd);
+    Plan plan = plan_of(m.g, "null:2", "replica(2)", [](CompileOptions& o) { o.fusion = false; });
+    say("AB: undamaged", plan);
+    Program& p = plan.entries[0].programs[0];
+    const BufferId sum = named(p, "r").out[0], low = fresh(p, "low", {3}, parse_dtype(to)), old = named(p, "c").out[0];
+    std::string adds;
+    for (const Instruction& i : body(p))
+      if (i.as<work::Collective>() && i.in[0] == sum) adds = i.name;
+    Instruction cast = named(p, "c");
+    cast.in = {sum}, cast.out = {low}, cast.waits.clear();
+    drop(p, "c");
+    put_before(p, adds.c_str(), cast);
+    const auto place = [&](const std::string& name) {
+      return int32_t(std::ranges::find(body(p), name, &Instruction::name) - body(p).begin());
+    };
+    Instruction& reduce = named(p, adds.c_str());
+    reduce.in = reduce.out = {low}, reduce.waits = {{named(p, "c").queue, place("c")}};
+    for (Instruction& i : body(p)) std::replace(i.in.begin(), i.in.end(), old, low);
+    named(p, "b").waits = {{reduce.queue, place(adds)}};
+    say("AB: each part rounded", plan);
+  }
 }
