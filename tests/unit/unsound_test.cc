@@ -628,7 +628,7 @@ TEST_CASE("unsound X: constants that are no number, and below zero") {
                  {"y3", m.op(k_div, {x, number(m, "zero", 0)}, {}, "y3")}};
   Plan plan = alone(m);
   say("X: undamaged", plan);
-  constexpr std::pair<const char*, double> kDamages[] = {{"two", 3}, {"nan", 3}, {"two", std::nan("")}, {"zero", -0.0}};
+  const std::pair<const char*, double> kDamages[] = {{"two", 3}, {"nan", 3}, {"two", std::nan("")}, {"zero", -0.0}};
   for (const auto& [name, value] : kDamages) {
     Plan bad = plan;
     for (Instruction& i : body(bad.entries[0].programs[0]))
