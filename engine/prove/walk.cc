@@ -163,8 +163,6 @@ Held Walk::read(Device& d, BufferId id) {
   const Buffer& b = buffer(d, id);
   if (b.kind == BufferKind::kStep) {
     const TensorId step = ref_.step(static_cast<StepScalar>(b.ref));
-    if (step == kNone && static_cast<StepScalar>(b.ref) == StepScalar::kLossScale)
-      no_rule("a loss scale, which the one-device program of that precision has none of");
     if (step == kNone) refuse("the one-device program does not ask for {}", b.name);
     Value v{.tensor = step, .dtype = b.dtype};
     reads_.push_back(std::make_shared<const Value>(std::move(v)));
