@@ -8,6 +8,10 @@
 namespace whale::proof {
 namespace {
 
+// Summands that go on together: so many as one where their terms are alike, and so many at all. Uses of uses of one sum
+// double them.
+constexpr size_t kMany = 16, kMost = 256;
+
 // The leading dimensions of a product's first operand and of its result may be one: rows of a matrix.
 bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {
   if (of_each_element(op)) return element_count(a) == element_count(b);
@@ -473,8 +477,10 @@ void Kernels::Match::find_terms() {
     if (twice) continue;
     Terms mine = v->terms;
     if (mine.whole()) mine.add_summand(v->tensor);
+    if (mine.summands().size() > kMany) mine.unite(v->tensor);
     if (apart) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
     if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
+    if (terms.summands().size() > kMost) no_rule("{} adds more than {} summands of unlike terms", op.name, kMost);
   }
 }
 
@@ -510,6 +516,7 @@ Value Kernels::Match::result(size_t o) const {
            to_string(call.out[o].local));
   v.region = Region(std::move(digits));
   v.terms = terms, v.combine = combine;
+  if (v.terms.summands().size() > kMany) v.terms.unite(v.tensor);
   if (v.terms.summands().size() > 1 && op.code != OpCode::k_add)  // not as they are
     v.terms.rename_each([&](TensorId summand) { return ref.image_of(summand, v.tensor); });
   v.terms.rename(v.tensor);

@@ -91,7 +91,8 @@ void Reference::index() {
     std::vector<OpId>& alike = reads_[reads];
     const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) {
       const Op& o = g_.op(other);
-      return uniform ? o.key == op.key && same_attrs(o.attrs, op.attrs) : same_op(g_, o, op);
+      return uniform ? o.key == op.key && same_attrs(o.attrs, op.attrs)
+                     : same_op(g_, o, op) || same_beside_numbers(o, op);
     });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));
@@ -271,6 +272,16 @@ TensorId Reference::zero_like(TensorId id) {
   const auto [at, added] = constants_.try_emplace({g_.tensor(id).dtype, bits_of(g_.tensor(id).dtype, 0)}, id);
   if (added) values_.emplace(id, 0.0);
   return at->second;
+}
+
+// The same op of each element, beside numbers of whatever shape.
+bool Reference::same_beside_numbers(const Op& a, const Op& b) const {
+  const auto dims = [&](TensorId id) { return g_.tensor(id).dims; };
+  bool alike = has_flag(a.code, kElementwise) && !has_flag(a.code, kRandom) && !has_flag(a.code, kOffsetAware) &&
+               a.key == b.key && same_attrs(a.attrs, b.attrs) && dims(a.outputs[0]) == dims(b.outputs[0]);
+  for (size_t i = 0; alike && i < a.inputs.size(); ++i)
+    alike = a.inputs[i] == kNone || constant(root(a.inputs[i])) || dims(a.inputs[i]) == dims(b.inputs[i]);
+  return alike;
 }
 
 bool Reference::is_uniform(const Op& op, const TensorIds& roots) const {

@@ -83,6 +83,7 @@ class Reference {
     size_t operator()(const Reads& reads) const;
   };
   void index();
+  bool same_beside_numbers(const Op& a, const Op& b) const;
   TensorId zero_like(TensorId id);
   TensorId beside_zero(const Op& op, const TensorIds& roots) const;  // what zeros are added to; kNone: none are
   void find_gradients();
