@@ -18,9 +18,8 @@ bool Walk::are_rows(const std::vector<Held>& values) const {
   const bool counted = values.size() > 1 && (*partial)->terms.counted();
   return (counted ||
           std::any_of(values.begin(), values.end(), [&](const Held& v) { return !(v->terms == (*partial)->terms); })) &&
-         std::all_of(values.begin(), values.end(), [&](const Held& v) {
-           return zero(v) || (v->tensor == (*partial)->tensor && !v->terms.whole());
-         });
+         std::all_of(values.begin(), values.end(),
+                     [&](const Held& v) { return zero(v) || (v->tensor == (*partial)->tensor && !v->terms.whole()); });
 }
 
 // What lies in a buffer, as rows; empty: it is one value.
