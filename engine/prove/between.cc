@@ -78,12 +78,13 @@ Terms behind(const Terms& first, const Terms& second, int64_t steps) {
 }  // namespace
 
 bool alike(const Value& a, const Value& b) {
-  return a.tensor == b.tensor && a.dtype == b.dtype && a.combine == b.combine && a.terms == b.terms &&
-         (a.region.digits() == b.region.digits() || same(a.region, b.region));
+  return a.tensor == b.tensor && a.dtype == b.dtype && a.combine == b.combine && a.order == b.order &&
+         a.terms == b.terms && (a.region.digits() == b.region.digits() || same(a.region, b.region));
 }
 
 Value behind(const Value& first, const Value& second, int64_t steps) {
-  expect(first.tensor == second.tensor && first.dtype == second.dtype && first.combine == second.combine);
+  expect(first.tensor == second.tensor && first.dtype == second.dtype && first.combine == second.combine &&
+         first.order == second.order);
   Value out = second;
   out.region = behind(first.region, second.region, steps);
   out.terms = behind(first.terms, second.terms, steps);

@@ -6,7 +6,7 @@ namespace whale::proof {
 namespace {
 
 // All terms of all members.
-Held combined(Reference& ref, const Exchange& e) {
+Held combined(Reference& ref, Tree& tree, const Exchange& e) {
   const Held* first = nullptr;
   std::optional<Value> out;
   for (const Held& held : e.in) {
@@ -25,11 +25,13 @@ Held combined(Reference& ref, const Exchange& e) {
       auto more = with_summands(ref, *out, v);
       if (!more) more = with_summands(ref, v, *out);
       if (more) {
+        more->order = tree.beside(*out, v);
+        tree.close(*more);
         out = std::move(more);
         continue;
       }
     }
-    out = with_terms(ref, *out, v);
+    out = with_terms(ref, tree, *out, v);
   }
   if (!out) return e.in[0];
   return std::make_shared<const Value>(std::move(*out));
@@ -104,23 +106,23 @@ void check_dims(const Exchange& e) {
 
 }  // namespace
 
-std::vector<Held> exchanged(Reference& ref, const Exchange& e) {
+std::vector<Held> exchanged(Reference& ref, Tree& tree, const Exchange& e) {
   const size_t n = e.in.size();
   std::vector<Held> out(n);
   check_dims(e);
   switch (e.work->op) {
-    case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, e));
+    case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, tree, e));
     case OpCode::k_adasum: {      // the walk names the exemption
       for (const Held& v : e.in)  // zeros: of a member without samples
         if (ref.is_gradient_in_loss(v->tensor))
           no_rule("Adasum of {}, a gradient that the loss is made of", describe(ref, *v));
         else if (!ref.is_zero(v->tensor) && !ref.is_of_gradients(v->tensor))
           refuse("{} is no gradient", describe(ref, *v));
-      return std::vector<Held>(n, combined(ref, e));
+      return std::vector<Held>(n, combined(ref, tree, e));
     }
     case OpCode::k_all_gather: return std::vector<Held>(n, gathered(ref, e, e.work->cuts.at(e.operand), e.out_dims[0]));
     case OpCode::k_reduce_scatter: {
-      const Held all = combined(ref, e);
+      const Held all = combined(ref, tree, e);
       for (size_t m = 0; m < n; ++m) out[m] = part(ref, all, e.work->cuts.at(e.operand), e.in_dims[0], m);
       return out;
     }

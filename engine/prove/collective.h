@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "prove/join.h"
+#include "prove/tree.h"
 #include "prove/reference.h"
 
 namespace whale::proof {
@@ -16,6 +17,6 @@ struct Exchange {
   std::vector<Dims> in_dims, out_dims;
 };
 // What each member has then.
-std::vector<Held> exchanged(Reference& reference, const Exchange& e);
+std::vector<Held> exchanged(Reference& reference, Tree& tree, const Exchange& e);
 
 }  // namespace whale::proof

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "prove/sum.h"
+#include "prove/tree.h"
 
 namespace whale::proof {
 
@@ -84,8 +85,11 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
     if (!same(*part, p.value->region))
       refuse("where {} belongs, {} is put", to_string(*part), to_string(p.value->region));
   }
+  std::vector<uint64_t> orders;
+  for (const Piece& p : pieces) orders.push_back(p.value->order);
   Value out = first;
   out.region = *all;
+  out.order = Tree::put_together(orders);
   return std::make_shared<const Value>(std::move(out));
 }
 

@@ -37,6 +37,10 @@ bool is_of_plans(OpCode code) {
 
 }  // namespace
 
+bool is_of_reshard(const KernelCall& call) {
+  return std::ranges::any_of(call.in, [](const Operand& o) { return o.name.find(".from") != o.name.npos; });
+}
+
 std::vector<Value> Kernels::run(const KernelCall& call) {
   const OpDef& d = def(call.code);
   const bool updates_many = d.flags & kUpdateOp && !d.inputs.empty() && d.inputs.back().kind == PortKind::kVariadic;
@@ -53,10 +57,9 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
       call.in[0].value->combine == Joining(call.code))
     return merge(call);
   // Nothing beside terms. Zeros may be another summand's (with_zeros), but for those that a reshard adds by messages.
-  const bool reshards = call.name.find(".from") != call.name.npos;
   for (const auto& [code, combine] : kPairs)
     for (const size_t i : {size_t{0}, size_t{1}}) {
-      if (call.code != code || (combine == Combine::kSum && !reshards)) continue;
+      if (call.code != code || (combine == Combine::kSum && !is_of_reshard(call))) continue;
       const Value &none = *call.in.at(i).value, &terms = *call.in.at(1 - i).value;
       const double* c = ref_.constant(none.tensor);
       const bool right = terms.terms.whole() ? !ref_.find(code, {call.in[0].value->tensor, call.in[1].value->tensor})
@@ -156,7 +159,7 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
         step.in.emplace_back();
         continue;
       }
-      step.in.push_back({&*made[static_cast<size_t>(id)], scratch.tensor(id).dims});
+      step.in.push_back({&*made[static_cast<size_t>(id)], scratch.tensor(id).dims, {}});
     }
     for (const TensorId id : op.outputs) step.out.push_back({scratch.tensor(id).dims, scratch.tensor(id).dtype});
     std::vector<Value> values = run(step);
@@ -184,7 +187,7 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
     Dims dims;
     for (const int o : step.operands) {
       each.in.push_back(o < n ? call.in[static_cast<size_t>(o)]
-                              : Operand{&made[static_cast<size_t>(o - n)], local[static_cast<size_t>(o - n)]});
+                              : Operand{&made[static_cast<size_t>(o - n)], local[static_cast<size_t>(o - n)], {}});
       dims = broadcast_dims(dims, each.in.back().local);
     }
     if (step.code == OpCode::k_cast) each.attrs["dtype"] = std::string(name_of(step.dtype));

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -19,6 +20,7 @@ namespace whale::proof {
 struct Operand {
   const Value* value = nullptr;  // null: absent
   Dims local;
+  std::string_view name = {};  // of its buffer, if it has one
 };
 struct Result {
   Dims local;
@@ -50,7 +52,7 @@ using FactorSplits = std::vector<FactorSplit>;  // one after the other
 class Kernels {
  public:
   // `sum_dtypes`: types that the plan's options ask for sums of gradients.
-  Kernels(Reference& reference, std::vector<DType> sum_dtypes, const Tree& tree)
+  Kernels(Reference& reference, std::vector<DType> sum_dtypes, Tree& tree)
       : ref_(reference), sum_dtypes_(std::move(sum_dtypes)), tree_(tree) {}
   std::vector<Value> run(const KernelCall& call);
   // Where rounding is another one than the program's, in words.
@@ -58,9 +60,6 @@ class Kernels {
   // Was a place taken for another one that would do? What is refused after that may be for it.
   bool guessed() const { return guessed_; }
   void exempt(std::string what) { exemptions_.insert(std::move(what)); }
-  // In exact mode: additions whose order is not known, or is not the tree's.
-  void exempt_order(TensorId tensor);
-  void exempt_split();
 
  private:
   // The digits of an operand or result that factors own, outermost first; -1: no factor's.
@@ -120,7 +119,7 @@ class Kernels {
 
   Reference& ref_;
   std::vector<DType> sum_dtypes_;
-  const Tree& tree_;
+  Tree& tree_;
   std::map<std::tuple<OpId, bool, FactorSplits>, Shape> shapes_;
   std::set<std::string> exemptions_;
   bool guessed_ = false;
@@ -129,6 +128,8 @@ class Kernels {
   std::map<std::tuple<int32_t, size_t, int64_t, int64_t>, Windows> windows_;
 };
 
+// Does it add what devices have sent of a sum, each the terms that it has?
+bool is_of_reshard(const KernelCall& call);
 // Results must have the dims that operands of these make.
 void check_shapes(const KernelCall& call);
 // All but the last dimension as one.

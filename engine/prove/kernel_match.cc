@@ -72,6 +72,14 @@ void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox
   }
 }
 
+// Do its bits depend on how much of it a kernel makes at once? Not those of each element or row for itself, nor those
+// that add up fixed groups.
+bool has_blocks(const Op& op, const std::vector<Factor>& list) {
+  return !has_flag(op.code, kElementwise) && !has_flag(op.code, kRearranges) && !has_flag(op.code, kUpdateOp) &&
+         op.code != OpCode::k_slice && op.code != OpCode::k_concat &&
+         std::ranges::none_of(list, [](const Factor& f) { return f.group.rows > 0; });
+}
+
 }  // namespace
 
 void check_shapes(const KernelCall& call) {
@@ -109,7 +117,8 @@ struct Kernels::Match {
   std::vector<size_t> partial = {};  // operands with terms
   std::vector<size_t> cut = {};      // factors that are not whole
   std::optional<Interval> groups = {};
-  Terms terms = {};  // that operands have
+  Terms terms = {};    // that operands have
+  uint64_t order = 0;  // of them
   Joining combine = {};
 
   Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)
@@ -176,6 +185,11 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorS
   for (const auto& interval : m.read) windows.push_back(interval.has_value());
   check_attrs(call, op, m.shape, m.sets, windows, call.out.empty() ? Dims{} : call.out[0].local);
   check_box(call, op, out);
+  if (tree_.asked() && has_blocks(op, m.list) && !out.empty()) {
+    std::vector<Dims> dims;
+    for (const Operand& o : call.in) dims.push_back(o.local);
+    tree_.compute(call.device, op, dims, out[0]);
+  }
   return out;
 }
 
@@ -461,6 +475,8 @@ void Kernels::Match::find_terms() {
            describe(ref, *call.in[partial[0]].value), op.name);
   }
   if (pairs) terms = std::move(*pairs);
+  const Value* first = pairs ? call.in[partial[0]].value : nullptr;  // that has terms
+  if (pairs) order = kernels.tree_.beside(*first, *call.in[partial[1]].value);
   const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
   // What two operands have in common is told apart by which of them it comes from.
   const bool apart = together.size() > 1 && (op.code != OpCode::k_add || ref.shares_summands(id));
@@ -475,6 +491,8 @@ void Kernels::Match::find_terms() {
     for (size_t before = 0; before < k; ++before)
       twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
     if (twice) continue;
+    order = first ? kernels.tree_.beside(Value{.tensor = first->tensor, .order = order}, *v) : v->order;
+    first = v;
     Terms mine = v->terms;
     if (mine.whole()) mine.add_summand(v->tensor);
     if (mine.summands().size() > kMany) mine.unite(v->tensor);
@@ -515,12 +533,14 @@ Value Kernels::Match::result(size_t o) const {
     refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
            to_string(call.out[o].local));
   v.region = Region(std::move(digits));
-  v.terms = terms, v.combine = combine;
+  v.terms = terms, v.combine = combine, v.order = order;
   if (v.terms.summands().size() > kMany) v.terms.unite(v.tensor);
   if (v.terms.summands().size() > 1 && op.code != OpCode::k_add)  // not as they are
     v.terms.rename_each([&](TensorId summand) { return ref.image_of(summand, v.tensor); });
   v.terms.rename(v.tensor);
   name_terms(o, v);
+  if (!partial.empty()) v.order = kernels.tree_.made_of(v.order, call.in[partial[0]].value->tensor, v.tensor);
+  kernels.tree_.close(v);
   return v;
 }
 

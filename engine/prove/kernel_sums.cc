@@ -32,12 +32,6 @@ bool Kernels::is_asked_sum(const Value& value) const {
          (ref_.is_of_gradients(value.tensor) || ref_.is_zero(value.tensor));
 }
 
-void Kernels::exempt_order(TensorId tensor) {
-  exempt(fmt::format("but for {}, of which the order is not known", ref_.name(tensor)));
-}
-
-void Kernels::exempt_split() { exempt("but for sums over what is split, which are added as the split has them"); }
-
 void Kernels::exempt_sum(const Value& value) {
   if (is_asked_sum(value) && value.dtype != ref_.tensor(value.tensor).dtype)
     exempt(fmt::format("gradients are added up in {}, as an option of the plan asks", name_of(value.dtype)));
@@ -98,12 +92,9 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   }
   if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
-  Value both = with_terms(ref_, sum, x);
-  const Tree::Said said = tree_.said_of(sum.tensor, sum.terms, x.terms);
-  if (!said.fault.empty())
-    refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), said.fault);
-  if (said.unknown) exempt_order(x.tensor);
-  if (said.split) exempt_split();
+  Value both = with_terms(ref_, tree_, sum, x);
+  const std::string fault = is_of_reshard(call) ? "" : tree_.fault_of(sum.tensor, sum.terms, x.terms);
+  if (!fault.empty()) refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), fault);
   return {both};
 }
 
@@ -129,14 +120,13 @@ std::vector<Value> Kernels::merge(const KernelCall& call) {
   check_lines(call, def(call.code).factors(whole));
   std::vector<Value> out;
   for (size_t o = 0; o < n; ++o) {
-    out.push_back(with_terms(ref_, *call.in[o].value, *call.in[o + n].value));
+    out.push_back(with_terms(ref_, tree_, *call.in[o].value, *call.in[o + n].value));
     Value& made = out.back();
     const DType own = ref_.tensor(made.tensor).dtype, to = call.out[o].dtype;
     if (made.dtype != accumulate_dtype(own) || call.in[o + n].value->dtype != made.dtype ||
         (to != made.dtype && (to != own || !made.terms.whole())))
       refuse("it makes {} in {}", describe(ref_, made), name_of(to));
     made.dtype = to;
-    if (tree_.asked()) exempt("but for what is read piece by piece, of which the order is not known");
   }
   return out;
 }

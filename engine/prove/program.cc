@@ -50,7 +50,9 @@ void add_names(Form::Names& names, const std::string& instruction) {
 }
 
 // Which sums of a product and a bias are one product with a bias: rounded once, and another op than the product alone.
-// Where precision has no say, smaller_form undoes it, and it matters for which products are equal to which alone.
+// Where precision has no say, smaller_form undoes it, and it matters for which products are equal to which alone. Some
+// become one when gradients are there already, each of its own op's: in 16 bits those of two scopes, and products that
+// the plan has merged with an equal one that has no bias.
 class Biases {
  public:
   Biases(const Graph& g, const Form& form) : form_(form), half_(is_half(g.training.precision)) {
@@ -63,15 +65,30 @@ class Biases {
       if (has_flag(op.code, kProduct) && readers[static_cast<size_t>(op.outputs[0])] == 1) read_once_.insert(op.name);
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && runs(g, *sum)) run_.insert(layer(g, *sum));
+    Form::Names in_sums;
+    for (const Op& op : g.ops)
+      if (const auto sum = sum_of(g, op); sum && wanted(g, *sum)) in_sums.insert(sum->product->name);
+    std::set<Alone> merged;  // products without a bias that the plan has no kernel of
+    for (const Op& op : g.ops)
+      if (has_flag(op.code, kProduct) && !form.products.contains(op.name) && !in_sums.contains(op.name))
+        merged.insert(alone(g, op));
+    for (const Op& op : g.ops)
+      if (const auto sum = sum_of(g, op); sum && wanted(g, *sum))
+        if (merged.contains(alone(g, *sum->product)) || (half_ && !are_of_one_scope(g, *sum))) late_.insert(op.name);
   }
 
   TensorIds form(Graph& g, const Op& op) const {
     const auto sum = sum_of(g, op);
-    if (!sum || !wanted(g, *sum)) return {};
-    const Op product = *sum->product;
-    const OpId made = append_op(g, product.code, {product.inputs[0], product.inputs[1], sum->bias}, product.attrs,
-                                product.scope, product.name);
-    return g.op(made).outputs;
+    if (!sum || !wanted(g, *sum) || late_.contains(op.name)) return {};
+    return one_of(g, *sum);
+  }
+  // With gradients there; the bias is read as it is.
+  TensorIds late_form(Graph& g, const Op& op) const {
+    auto sum = late_.contains(op.name) ? sum_of(g, op) : std::nullopt;
+    const OpId cast = sum ? g.tensor(sum->bias).producer : kNone;
+    if (cast == kNone || g.op(cast).code != OpCode::k_cast) return {};
+    sum->bias = g.op(cast).inputs[0];
+    return g.tensor(sum->bias).dtype == DType::kF32 ? one_of(g, *sum) : TensorIds{};
   }
 
  private:
@@ -81,6 +98,8 @@ class Biases {
     ScopeId scope = 0;
   };
   using Layer = std::tuple<std::string, TensorId, TensorId>;  // scope, weight, bias
+  using Alone = std::tuple<std::string, TensorId, TensorId>;  // scope, operands
+  static Alone alone(const Graph& g, const Op& op) { return {g.scope_path(op.scope), op.inputs[0], op.inputs[1]}; }
 
   static std::optional<Sum> sum_of(const Graph& g, const Op& op) {
     if (op.code != OpCode::k_add) return {};
@@ -98,8 +117,17 @@ class Biases {
   static Layer layer(const Graph& g, const Sum& sum) {
     return {g.scope_path(sum.product->scope), sum.product->inputs[1], sum.bias};
   }
+  static TensorIds one_of(Graph& g, const Sum& sum) {
+    const Op product = *sum.product;
+    const OpId made = append_op(g, product.code, {product.inputs[0], product.inputs[1], sum.bias}, product.attrs,
+                                product.scope, product.name);
+    return g.op(made).outputs;
+  }
+  static bool are_of_one_scope(const Graph& g, const Sum& sum) {
+    return g.scope_path(sum.product->scope) == g.scope_path(sum.scope);
+  }
   bool is_alone(const Graph& g, const Sum& sum) const {
-    return read_once_.contains(sum.product->name) && g.scope_path(sum.product->scope) == g.scope_path(sum.scope);
+    return read_once_.contains(sum.product->name) && are_of_one_scope(g, sum);
   }
   bool runs(const Graph& g, const Sum& sum) const {
     return form_.biased.contains(sum.product->name) && (half_ || is_alone(g, sum));
@@ -114,6 +142,7 @@ class Biases {
   bool half_;
   Form::Names read_once_;  // products
   std::set<Layer> run_;
+  Form::Names late_;  // sums
 };
 
 // Products of a scope that are equal by form and that the plan runs each: something told them apart when its passes
@@ -284,10 +313,8 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
       const bool wanted = d.unpack && form.unpacked.contains(op.name);
       return wanted ? d.unpack(graph, op) : TensorIds{};
     });
-  if (!form.products.empty()) {
-    const Biases biases(g, form);
-    rewrite(g, [&](Graph& graph, const Op& op) { return biases.form(graph, op); });
-  }
+  const Biases biases(g, form);
+  rewrite(g, [&](Graph& graph, const Op& op) { return biases.form(graph, op); });
   // What the plan takes apart before it gives types to what is in between.
   if (is_half(g.training.precision))
     rewrite(g, [&](Graph& graph, const Op& op) {
@@ -302,6 +329,7 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
   split_weights(g);
   if (train) add_updates(g), clean(g);
   const bool half = is_half(g.training.precision);
+  if (half) rewrite(g, [&](Graph& graph, const Op& op) { return biases.late_form(graph, op); });
   if (half) fold_activations(g, form);
   const bool apart = half && rounds_apart(g, form, plan.options.fusion);
   rewrite(g, [&](Graph& graph, const Op& op) {

@@ -52,14 +52,17 @@ void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& 
   if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
 }
 
-std::string statement(const Plan& plan, const Entry& entry, const std::set<std::string>& exemptions) {
+std::string statement(const Entry& entry, const std::string& order, const std::set<std::string>& exemptions) {
   std::string out =
       entry.name == "train"
           ? "every copy of every variable is, after a step, what the one-device program makes of it, and all that is "
             "handed out is the program's, up to the order of sums"
           : "all that is handed out is the one-device program's, up to the order of sums";
-  if (plan.options.exact && entry.name == "train")
-    out += "; in exact mode micro-batches are whole and added by the tree: bitwise, as far as kernels are";
+  if (!order.empty())
+    out += fmt::format(
+        "; in exact mode micro-batches are whole and added by the tree; bit for bit what plans of this "
+        "program with order {} give, as far as kernels are the same",
+        order);
   for (const std::string& e : exemptions) out += "; " + e;
   return out;
 }
@@ -93,7 +96,8 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
     std::set<std::string> exemptions = walk.exemptions();
     if (reference.rounds_apart())
       exemptions.insert("products are rounded before their bias or activation, which one device adds first");
-    out.what = statement(plan, entry, exemptions);
+    if (walk.tree().asked()) out.order = walk.tree().order();
+    out.what = statement(entry, out.order, exemptions);
   }
 }
 

@@ -30,6 +30,9 @@ struct EntryProof {
   int32_t number = -1;            // of the instruction in its segment
   std::vector<std::string> path;  // who made what it reads
   int64_t walked = 0;             // instructions
+  // In exact mode, if it is proven: plans of one program that have the same give the same bits, as far as kernels are
+  // the same (docs/proof.md). Else "".
+  std::string order;
 };
 
 struct Proof {

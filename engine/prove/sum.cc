@@ -148,7 +148,7 @@ std::string describe(const Reference& ref, const Value& v) {
   return out;
 }
 
-Value with_terms(Reference& ref, const Value& sum, const Value& x) {
+Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
   if (sum.tensor != x.tensor || !same(sum.region, x.region))
     refuse("it adds {} to {}", describe(ref, x), describe(ref, sum));
   if (sum.terms.whole() || x.terms.whole())
@@ -168,6 +168,8 @@ Value with_terms(Reference& ref, const Value& sum, const Value& x) {
     if (out.terms.counted()) no_rule("terms of {} of which there are many alike", ref.name(twice));
     refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));
   }
+  out.order = tree.added(sum, x);
+  tree.close(out);
   return out;
 }
 

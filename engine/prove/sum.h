@@ -4,13 +4,14 @@
 #include <optional>
 
 #include "prove/reference.h"
+#include "prove/tree.h"
 #include "prove/value.h"
 
 namespace whale::proof {
 
 // `sum` with the terms of `x` too. They must be of the same elements of one tensor, combined in the same way, none of
 // them whole, and no term in both.
-Value with_terms(Reference& reference, const Value& sum, const Value& x);
+Value with_terms(Reference& reference, Tree& tree, const Value& sum, const Value& x);
 
 // Likewise, where `x` is a summand of that sum, or has terms of some. None: it is not, or more than once.
 std::optional<Value> with_summands(const Reference& reference, const Value& sum, const Value& x);

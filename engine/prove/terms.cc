@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace whale::proof {
 namespace {
@@ -139,6 +140,24 @@ void merge_all(std::vector<TermBox>& boxes) {
     return a.size() < b.size();
   };
   std::sort(boxes.begin(), boxes.end(), before);
+}
+
+// Are all terms in one of these disjoint boxes, in whatever pieces? Those that are counted are one box when they are.
+bool have_all(const std::vector<TermBox>& boxes) {
+  std::map<FactorKey, int64_t> extents;
+  for (const TermBox& b : boxes)
+    for (const FactorSet& f : b)
+      if (f.any || extents.try_emplace(f.key, f.extent).first->second != f.extent) return false;
+  double all = 1, found = 0;
+  for (const auto& [key, extent] : extents) all *= static_cast<double>(extent);
+  constexpr double kExact = 9e15;  // as far as numbers of terms are whole ones
+  if (all > kExact) return false;
+  for (const TermBox& b : boxes) {
+    double n = all;
+    for (const FactorSet& f : b) n = n / static_cast<double>(f.extent) * static_cast<double>(f.set.size());
+    found += n;
+  }
+  return found == all;
 }
 
 }  // namespace
@@ -300,6 +319,8 @@ TensorId Terms::join_some(const Terms& other) {
 }
 
 void Terms::settle() {
+  for (Summand& s : summands_)
+    if (s.boxes.size() > 1 && have_all(s.boxes)) s.boxes = {TermBox{}};
   if (std::all_of(summands_.begin(), summands_.end(),
                   [](const Summand& s) { return s.boxes.size() == 1 && s.boxes[0].empty(); }))
     summands_.clear();

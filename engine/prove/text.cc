@@ -22,6 +22,7 @@ std::string to_json(const Proof& proof) {
     Json each{{"entry", e.entry}, {"batch", e.batch},   {"verdict", name_of(e.verdict)},
               {"what", e.what},   {"walked", e.walked}, {"construct", e.construct},
               {"path", e.path}};
+    if (!e.order.empty()) each["order"] = e.order;
     if (e.device >= 0)
       each["at"] = {
           {"device", e.device},           {"segment", e.segment}, {"number", e.number},          {"verb", e.verb},

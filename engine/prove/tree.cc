@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "prove/value.h"
+#include "base/format.h"
 
 namespace whale::proof {
 namespace {
@@ -23,9 +23,36 @@ bool is_part(const DeviceRow& row, Interval samples, size_t u) {
   });
 }
 
+uint64_t mix(uint64_t a, uint64_t b) {
+  a = (a ^ (b + 0x9e3779b97f4a7c15 + (a << 6) + (a >> 2))) * 0xbf58476d1ce4e5b9;
+  return a ^ (a >> 31);
+}
+uint64_t mix(uint64_t a, int64_t b) { return mix(a, static_cast<uint64_t>(b)); }
+uint64_t mix(uint64_t a, std::string_view text) {
+  for (const char c : text) a = mix(a, uint64_t{static_cast<unsigned char>(c)});
+  return mix(a, uint64_t{text.size()});
+}
+uint64_t mix(uint64_t a, const Set& set) {
+  for (const Interval& i : set.runs()) a = mix(mix(a, i.begin), i.end);
+  return mix(a, set.size());
+}
+uint64_t mix(uint64_t a, const Dims& dims) {
+  for (const int64_t n : dims) a = mix(a, n);
+  return mix(a, static_cast<int64_t>(dims.size()));
+}
+uint64_t mix(uint64_t a, const Region& region) {
+  for (const Digit& d : region.digits()) a = mix(mix(mix(a, d.set), d.extent), int64_t{d.any});
+  return a;
+}
+// In either order: a + b is b + a.
+uint64_t mix_both(uint64_t a, uint64_t b) { return mix(mix(1, std::min(a, b)), std::max(a, b)); }
+
 }  // namespace
 
-Tree::Tree(Reference& reference, const Entry& entry, bool exact) : ref_(reference), batch_(entry.batch), exact_(exact) {
+uint64_t hash(uint64_t beside, const Region& region) { return mix(beside, region); }
+
+Tree::Tree(Reference& reference, const Entry& entry, const Symmetry& symmetry, bool exact)
+    : ref_(reference), batch_(entry.batch), exact_(exact), shapes_(symmetry, entry.rows.size()) {
   if (!exact) return;
   for (const DeviceRow& row : entry.rows)
     for (const SampleCut& cut : row.samples) {
@@ -72,31 +99,19 @@ std::vector<FactorSet> Tree::samples_of(const Terms& terms) const {
   return out;
 }
 
-bool Tree::has_others(const Terms& terms) const {
-  for (const Summand& s : terms.summands())
-    for (const TermBox& box : s.boxes)
-      for (const FactorSet& f : box)
-        if (!ref_.is_of_batch(f.key.op, f.key.factor)) return true;
-  return false;
-}
-
-Tree::Said Tree::said_of(TensorId sum, const Terms& a, const Terms& b) const {
+std::string Tree::fault_of(TensorId sum, const Terms& a, const Terms& b) const {
   if (!exact_) return {};
-  Said said;
-  said.split = has_others(a) || has_others(b);
   std::vector<FactorSet> left = samples_of(a), right = samples_of(b);
-  // Of several summands nobody has said which come first, each of its own micro-batches.
-  if ((a.summands().size() > 1 || b.summands().size() > 1) && !(left.empty() && right.empty() && said.split))
-    return said.unknown = true, said;
+  if (a.summands().size() > 1 || b.summands().size() > 1) return {};  // each of its own micro-batches
   // What the program adds is what this op makes, not what is made of it. Where it adds groups, they are samples' too.
   const auto is_of_sum = [&](const FactorSet& f) {
     const Op& op = ref_.graph().op(f.key.op);
     if (ref_.factors(op).list[static_cast<size_t>(f.key.factor)].group.rows > 0) return true;
     return std::ranges::any_of(op.outputs, [&](TensorId id) { return ref_.root(id) == sum; });
   };
-  if (!std::ranges::all_of(left, is_of_sum) || !std::ranges::all_of(right, is_of_sum)) return said.unknown = true, said;
+  if (!std::ranges::all_of(left, is_of_sum) || !std::ranges::all_of(right, is_of_sum)) return {};
   const auto counted = [](const FactorSet& f) { return f.any; };
-  if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return said.unknown = true, said;
+  if (std::ranges::any_of(left, counted) || std::ranges::any_of(right, counted)) return {};
   const auto without = [](std::vector<FactorSet> sets, const std::vector<FactorSet>& others) {
     std::erase_if(sets, [&](const FactorSet& f) {
       return std::ranges::any_of(others, [&](const FactorSet& x) { return x.extent == f.extent && x.set == f.set; });
@@ -104,7 +119,7 @@ Tree::Said Tree::said_of(TensorId sum, const Terms& a, const Terms& b) const {
     return sets;
   };
   std::tie(left, right) = std::pair(without(left, right), without(right, left));
-  if (left.empty() && right.empty()) return said;
+  if (left.empty() && right.empty()) return {};
   const auto all_of = [&](const std::vector<FactorSet>& sets) -> std::optional<Interval> {
     std::optional<Interval> out;
     for (const FactorSet& f : sets) {
@@ -115,12 +130,87 @@ Tree::Said Tree::said_of(TensorId sum, const Terms& a, const Terms& b) const {
     return out;
   };
   const std::optional<Interval> l = all_of(left), r = all_of(right);
-  if (!l || !r) return said.unknown = true, said;
+  if (!l || !r) return {};
   const auto all = static_cast<int64_t>(micro_batches_.size());
-  if (*l == *r || are_halves(*l, *r, all) || are_halves(*r, *l, all)) return said;
-  said.fault = fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}", l->begin,
-                           l->end, r->begin, r->end, all);
-  return said;
+  if (*l == *r || are_halves(*l, *r, all) || are_halves(*r, *l, all)) return {};
+  return fmt::format("micro-batches [{}:{}] and [{}:{}] are no halves of a node of the tree over {}", l->begin, l->end,
+                     r->begin, r->end, all);
+}
+
+uint64_t Tree::hash(const FactorSet& f) const {
+  const uint64_t key = mix(mix(2, ref_.graph().op(f.key.op).name), int64_t{f.key.factor});
+  return mix(mix(mix(key, f.set), f.extent), int64_t{f.any});
+}
+
+// But for what all of the others have, too: a device's place in a split says nothing of the order of its micro-batches.
+uint64_t Tree::hash(const Terms& terms, const Terms& besides) const {
+  const auto has = [](const Terms& t, const FactorSet& f) {
+    return std::ranges::all_of(t.summands(), [&](const Summand& s) {
+      return std::ranges::all_of(s.boxes, [&](const TermBox& box) { return std::ranges::count(box, f) > 0; });
+    });
+  };
+  uint64_t out = 3;
+  for (const Summand& s : terms.summands()) {
+    uint64_t boxes = 0;  // in any order
+    for (const TermBox& box : s.boxes) {
+      uint64_t each = 4;
+      for (const FactorSet& f : box)
+        if (!has(terms, f) || !has(besides, f)) each = mix(each, hash(f));
+      boxes += each;
+    }
+    if (!s.boxes.empty()) out = mix(mix(out, ref_.tensor(s.tensor).name), boxes);
+  }
+  return out;
+}
+
+uint64_t Tree::added(const Value& a, const Value& b) const {
+  if (!exact_) return 0;
+  return mix_both(mix(a.order, hash(a.terms, b.terms)), mix(b.order, hash(b.terms, a.terms)));
+}
+
+uint64_t Tree::beside(const Value& a, const Value& b) const {
+  if (!exact_) return 0;
+  const auto of = [&](const Value& v) { return mix(v.order, ref_.tensor(v.tensor).name); };
+  return mix_both(of(a), of(b));
+}
+
+uint64_t Tree::made_of(uint64_t order, TensorId of, TensorId made) const {
+  return order == 0 || of == made ? order : mix(order, ref_.tensor(made).name);
+}
+
+uint64_t Tree::put_together(const std::vector<uint64_t>& orders) {
+  uint64_t out = 5;
+  for (const uint64_t order : orders) out = mix(out, order);
+  return std::ranges::count(orders, orders[0]) == std::ssize(orders) ? orders[0] : out;
+}
+
+void Tree::close(Value& sum) {
+  if (!exact_ || !sum.terms.whole() || sum.order == 0) return;
+  sums_[sum.tensor][sum.order].insert(mix(6, sum.region));
+  sum.order = 0;
+}
+
+void Tree::compute(int32_t device, const Op& op, const std::vector<Dims>& operands, const Value& result) {
+  if (!exact_) return;
+  uint64_t out = mix(7, op.name);
+  for (const Dims& dims : operands) out = mix(out, dims);
+  shapes_.add(device, Value{.tensor = result.tensor, .region = result.region, .order = out});
+}
+
+std::string Tree::order() const {
+  uint64_t out = 8;
+  std::map<std::string, const std::map<uint64_t, std::set<uint64_t>>*> named;
+  for (const auto& [tensor, orders] : sums_) named[ref_.tensor(tensor).name] = &orders;
+  for (const auto& [name, orders] : named) {
+    out = mix(out, name);
+    for (const auto& [order, elements] : *orders) {
+      out = mix(out, order);
+      if (orders->size() == 1) continue;  // of all elements
+      for (const uint64_t e : elements) out = mix(out, e);
+    }
+  }
+  for (const uint64_t shape : shapes_.all()) out = mix(out, shape);
+  return fmt::format("{:016x}", out);
 }
 
 }  // namespace whale::proof

@@ -53,7 +53,7 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
       ref_(reference),
       symmetry_(symmetry),
       gaps_(symmetry.micro_batches().any_long()),
-      tree_(reference, entry, plan.options.exact),
+      tree_(reference, entry, symmetry, plan.options.exact),
       kernels_(reference, sum_dtypes_of(plan.options), tree_) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
@@ -272,7 +272,8 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   std::vector<Held> held;
   for (const BufferId id : i.in) {
     held.push_back(id == kNone ? nullptr : read(d, id));
-    call.in.push_back({held.back().get(), id == kNone ? Dims{} : buffer(d, id).dims});
+    call.in.emplace_back();
+    if (id != kNone) call.in.back() = {held.back().get(), buffer(d, id).dims, buffer(d, id).name};
   }
   for (const BufferId id : i.out) call.out.push_back({buffer(d, id).dims, buffer(d, id).dtype});
   if (std::all_of(call.out.begin(), call.out.end(), [](const Result& r) { return element_count(r.local) == 0; }))

@@ -26,6 +26,7 @@ class Walk {
   int64_t to_walk() const;  // instructions
   const std::set<std::string>& exemptions() const { return kernels_.exemptions(); }
   int64_t walked() const { return walked_; }
+  const Tree& tree() const { return tree_; }
   const Instruction& instruction(const At& at) const;
   const ScheduleRow& schedule_row(const At& at) const;
   const Segment& segment(const At& at) const;
@@ -98,7 +99,7 @@ class Walk {
   Reference& ref_;
   const Symmetry& symmetry_;
   const bool gaps_;  // micro-batches are left out
-  const Tree tree_;
+  Tree tree_;
   Kernels kernels_;
   std::vector<Device> devices_;
   std::vector<std::vector<int32_t>> part_of_;                       // [group][device]: number of its part

@@ -61,16 +61,14 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
                       c.combine != Combine::kMax && c.combine != Combine::kMin;
     for (size_t m = 1; m < e.in.size() && adds && tree_.asked(); ++m) {
       const auto row = [&](size_t i) { return devices_[static_cast<size_t>(meeting.members[i])].row; };
-      const Tree::Said said = tree_.said_of(e.in[m - 1]->tensor, e.in[m - 1]->terms, e.in[m]->terms);
-      const bool alike = row(m)->samples == row(m - 1)->samples;  // a split, whose sums are named
-      if (said.split) kernels_.exempt_split();
-      if (said.unknown ? !(alike && said.split) : alike && !said.fault.empty()) kernels_.exempt_order(e.in[m]->tensor);
-      if (!said.fault.empty() && !alike)
-        refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]),
-               said.fault);
+      // Those of the same samples have parts of a split, of whatever samples of theirs.
+      if (row(m)->samples == row(m - 1)->samples) continue;
+      const std::string fault = tree_.fault_of(e.in[m]->tensor, e.in[m - 1]->terms, e.in[m]->terms);
+      if (!fault.empty())
+        refuse("in exact mode it adds {} and {}: {}", describe(ref_, *e.in[m - 1]), describe(ref_, *e.in[m]), fault);
     }
     if (c.op == OpCode::k_adasum && !plan_.options.adasum) refuse("Adasum, which no option of the plan asks for");
-    results[k] = exchanged(ref_, e);
+    results[k] = exchanged(ref_, tree_, e);
     if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
     check_left_out(meeting, results[k]);
   }

@@ -2,9 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "lower/tree.h"
+#include "prove/prove.h"
 #include "trained.h"
 #include "unit/caught.h"
 
@@ -71,6 +73,14 @@ TEST_CASE("the tree of sums is the same however the micro-batches are dealt out 
   CHECK(plan_tree(1024, std::vector<int64_t>(1, 5)).nodes == std::vector<TreeNode>{{0, 5}});
 }
 
+// What a proof says of its training: plans with the same have the same bits.
+std::string order_of(const small::Model& m, const std::string& devices, const CompileOptions& options) {
+  const Plan plan = compile(m.g, parse_devices(devices), options);
+  const EntryProof proof = prove(plan, plan.entries[0]);
+  CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+  return proof.order;
+}
+
 struct Case {
   const char* devices;
   const char* strategy;
@@ -87,6 +97,7 @@ void compare(const small::Model& m, const std::string& kind, int64_t micro_batch
     return o;
   };
   const small::Trained one = small::train(m, kind + ":1", options({}, "replica"), 3, classes);
+  const std::string order = order_of(m, kind + ":1", options({}, "replica"));
   for (const Case& c : cases) {
     std::string strategy = c.strategy;
     if (const size_t at = strategy.find('M'); at != strategy.npos)
@@ -100,6 +111,7 @@ void compare(const small::Model& m, const std::string& kind, int64_t micro_batch
     CHECK(other.losses == one.losses);
     CHECK(other.logits == one.logits);
     CHECK(other.variables == one.variables);
+    CHECK(order_of(m, kind + c.devices, options(c, strategy)) == order);
   }
 }
 
@@ -222,6 +234,41 @@ TEST_CASE("exact mode: split cuts are a part of the program, replicas around the
   const small::Trained one = small::train(gpt, "ref:2", exactly("split(2)", 4), 3, 32);
   CHECK(one == small::train(gpt, "ref:4", exactly("replica(2) > split(2)", 4), 3, 32));
   CHECK(one == small::train(gpt, "ref:4", exactly("replica(2) > split(2)", 4, 2), 3, 32));
+}
+
+TEST_CASE("exact mode: plans that are proven with one order have the same bits, and others need not") {
+  const small::Model gpt = small::gpt(8, OptimizerKind::kAdamW, 2);
+  std::map<std::string, small::Trained> trained;
+  size_t alike = 0;
+  for (const int64_t micro_batches : {2, 4})
+    for (const auto& [devices, strategy] :
+         std::vector<std::pair<const char*, const char*>>{{"ref:1", "replica"},
+                                                          {"ref:2", "split(2)"},
+                                                          {"ref:4", "replica(2) > split(2)"},
+                                                          {"ref:4", "split(2) > replica(2)"},
+                                                          {"ref:4", "pipeline(2, micro_batches=M) > split(2)"},
+                                                          {"ref:2", "split(2, shares=[3,1])"},
+                                                          {"ref:2", "split(2, shares=[1,3])"},
+                                                          {"ref:4", "split(4)"},
+                                                          {"ref:4", "split(2) > split(2)"},
+                                                          {"ref:2", "split(2, factor=sequence)"},
+                                                          {"ref:2", "split(2, factor=rows)"}})
+      for (const int zero : {0, 2}) {
+        std::string text = strategy;
+        if (const size_t at = text.find('M'); at != text.npos) text.replace(at, 1, std::to_string(micro_batches));
+        CAPTURE(text);
+        const CompileOptions options = exactly(text, micro_batches, zero);
+        const small::Trained found = small::train(gpt, devices, options, 3, 32);
+        const auto [at, first] = trained.try_emplace(order_of(gpt, devices, options), found);
+        alike += first ? 0 : 1;
+        CHECK(found == at->second);
+      }
+  CHECK(alike >= 22);           // ZeRO has no part in it
+  CHECK(trained.size() >= 12);  // cuts and numbers of micro-batches have
+  std::vector<small::Trained> bits;
+  for (const auto& [order, each] : trained)
+    if (std::find(bits.begin(), bits.end(), each) == bits.end()) bits.push_back(each);
+  CHECK(bits.size() * 2 > trained.size());
 }
 
 TEST_CASE("replicas of whole micro-batches without the tree train like one device") {

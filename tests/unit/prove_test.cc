@@ -446,6 +446,36 @@ TEST_CASE("property: random plans are proven") {
   }
 }
 
+// What exact mode promises of replicas, pipelines, ZeRO and recompute, of random models.
+TEST_CASE("property: random plans in exact mode have the order of one device") {
+  int alike = 0, others = 0;
+  for (uint64_t n = 1; n <= 400; ++n) {
+    test::Dice dice(test::Dice(n).next());
+    test::PlanCase c = test::random_plan_case(dice, 8);
+    const bool scoped = std::ranges::any_of(c.graph, [](const std::string& s) { return has(s, "{"); });
+    if (scoped || test::splits(c)) continue;
+    c.exact = true, c.sliced = false, c.matmul_chunks = 1, c.unlike = 0;
+    test::PlanCase one = c;
+    one.micro_batches = test::micro_batches_of(c);
+    one.devices = 1, one.strategy = "", one.zero = 0, one.state_shares = {}, one.recompute = 0, one.offload = 0;
+    const auto proof_of = [](const test::PlanCase& of) -> std::optional<EntryProof> {
+      try {
+        const Graph g = test::graph_of(of);
+        const Plan plan = compile(g, parse_devices(fmt::format("ref:{}", of.devices)), test::options_of(of, g));
+        return prove(plan, plan.entries[0]);
+      } catch (const Error&) {
+        return {};
+      }
+    };
+    const auto many = proof_of(c), single = proof_of(one);
+    if (!many || !single || many->verdict != ProofVerdict::kProven || single->verdict != ProofVerdict::kProven)
+      continue;
+    ++(many->order == single->order ? alike : others);
+    CHECK_MESSAGE(many->order == single->order, test::to_string(c));
+  }
+  CHECK(alike > 40);
+}
+
 // Not a test: WHALE_HUNT="first count most_devices precision" shows which of many are not proven.
 TEST_CASE("hunt for plans that are not proven" * doctest::skip()) {
   long first = 0, count = 1000, most = 8;
