@@ -672,6 +672,19 @@ TEST_CASE("unsound Y: in exact mode sums in another order have another number") 
     CHECK_MESSAGE(after.verdict == ProofVerdict::kProven, after.what);
     CHECK((after.order == before.order) == (parts == 2));
   }
+  // (0 + 2) + (1 + 3) of four micro-batches, each on a device of its own.
+  Plan rows = exact("replica(4)", 4, 4);
+  say("Y: undamaged", rows);
+  for (Program& p : rows.entries[0].programs)
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions)
+        if (auto* k = i.as<work::Kernel>(); k && k->op == k_local_slice && attr_ints(k->attrs, "sub_axis")[0] == 0)
+          for (const auto& [from, to] : {std::pair{1, 2}, {2, 1}})
+            if (attr_int(k->attrs, "begin") == from) {
+              k->attrs["begin"] = int64_t{to}, k->attrs["end"] = int64_t{to} + 1;
+              break;
+            }
+  say("Y: another tree across devices", rows);
   // The mean of each micro-batch before they are added, and of their sum.
   Plan plan = exact("replica(1)", 1, 2);
   const EntryProof before = proof_of(plan);
