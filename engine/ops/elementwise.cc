@@ -290,6 +290,11 @@ OpDef binary_def(const char* name, const char* doc, std::vector<TensorType> (*in
           .flags = kElementwise | flags};
 }
 
+OpDef arithmetic_def(OpDef d, double (*of_numbers)(double, double)) {
+  d.of_numbers = of_numbers;
+  return d;
+}
+
 OpDef comparison_def(const char* name, const char* doc, std::vector<TensorType> (*infer)(const OpView&)) {
   OpDef d = binary_def(name, doc, infer, nullptr);
   d.aliases = {};
@@ -317,10 +322,18 @@ OpDef activation_grad_def(const char* name, const char* doc, const char* saved) 
 #define FLOATS "\nNumpy broadcasting; floating point, operands of one dtype."
 #define ANY_TO_BOOL "\nNumpy broadcasting; operands of one dtype -> bool."
 
-const OpDef op_def_add = binary_def("add", "a + b." NUMBERS, infer_binary<is_number>, grad_add, linear_together);
-const OpDef op_def_sub = binary_def("sub", "a - b." NUMBERS, infer_binary<is_number>, grad_sub, linear_together);
-const OpDef op_def_mul = binary_def("mul", "a * b." NUMBERS, infer_binary<is_number>, grad_mul, linear_in_each<0, 1>);
-const OpDef op_def_div = binary_def("div", "a / b." FLOATS, infer_binary<is_float>, grad_div, linear_in_each<0>);
+const OpDef op_def_add =
+    arithmetic_def(binary_def("add", "a + b." NUMBERS, infer_binary<is_number>, grad_add, linear_together),
+                   [](double a, double b) { return a + b; });
+const OpDef op_def_sub =
+    arithmetic_def(binary_def("sub", "a - b." NUMBERS, infer_binary<is_number>, grad_sub, linear_together),
+                   [](double a, double b) { return a - b; });
+const OpDef op_def_mul =
+    arithmetic_def(binary_def("mul", "a * b." NUMBERS, infer_binary<is_number>, grad_mul, linear_in_each<0, 1>),
+                   [](double a, double b) { return a * b; });
+const OpDef op_def_div =
+    arithmetic_def(binary_def("div", "a / b." FLOATS, infer_binary<is_float>, grad_div, linear_in_each<0>),
+                   [](double a, double b) { return a / b; });
 const OpDef op_def_pow =
     binary_def("pow", "a to the power of b; the gradient of b is 0 where a is 0." FLOATS, infer_binary<is_float>,
                grad_pow, elementwise_factors, cost_transcendental, kComputeWide);

@@ -238,6 +238,8 @@ struct OpDef {
   std::optional<OpCode> inference = {};
   // Elementwise, of two values partial in this way: its result is partial in this way too.
   std::optional<Combine> of_partial = {};
+  // Elementwise, of two: what it makes of two numbers. null: nobody asks.
+  double (*of_numbers)(double a, double b) = nullptr;
   // What a kProduct calls it as its `activation`, when it does the same as this op behind it.
   const char* as_activation = nullptr;
   // Its operand is of the whole batch; what to do about that where only micro-batches are there, {}: their number.

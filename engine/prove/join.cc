@@ -67,28 +67,35 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
     out.region = Region({Digit{elements, Set::first(elements), true}});
     return std::make_shared<const Value>(std::move(out));
   }
-  int64_t before = 1;
-  for (size_t d = 0; d < local.size() && pieces[0].at[d] == Interval{0, local[d]}; ++d) before *= local[d];
-  const auto all = hull(regions, before, elements);
-  if (!all) no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
   const auto open = [](const Region& r) {
     return std::ranges::any_of(r.digits(), [](const Digit& d) { return d.any && !d.whole(); });
   };
-  if (all->size() != elements && std::ranges::any_of(regions, open))
+  const std::vector<Region> all = hulls(regions, elements);
+  const bool complete = std::ranges::any_of(all, [&](const Region& r) { return r.size() == elements; });
+  if (all.empty() || (!complete && std::ranges::any_of(regions, open)))
     no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
-  if (all->size() != elements)
+  if (!complete)
     refuse("parts {} and {} are put together, which leave something out or have it twice", to_string(regions[0]),
            to_string(regions.back()));
-  for (const Piece& p : pieces) {
-    const auto part = box_of(*all, local, p.at);
-    if (!part) no_rule("a part of {}", to_string(*all));
-    if (!same(*part, p.value->region))
-      refuse("where {} belongs, {} is put", to_string(*part), to_string(p.value->region));
+  const auto misplaced = [&](const Region& whole) {  // a piece; null: none is
+    return std::ranges::find_if(pieces, [&](const Piece& p) {
+      const auto part = box_of(whole, local, p.at);
+      return !part || !same(*part, p.value->region);
+    });
+  };
+  const auto right =
+      std::ranges::find_if(all, [&](const Region& r) { return r.size() == elements && misplaced(r) == pieces.end(); });
+  if (right == all.end()) {
+    const auto first = std::ranges::find(all, elements, &Region::size);
+    const Piece& p = *misplaced(*first);
+    const auto part = box_of(*first, local, p.at);
+    if (!part) no_rule("a part of {}", to_string(*first));
+    refuse("where {} belongs, {} is put", to_string(*part), to_string(p.value->region));
   }
   std::vector<uint64_t> orders;
   for (const Piece& p : pieces) orders.push_back(p.value->order);
   Value out = first;
-  out.region = *all;
+  out.region = *right;
   out.order = Tree::put_together(orders);
   return std::make_shared<const Value>(std::move(out));
 }

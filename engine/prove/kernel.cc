@@ -35,6 +35,16 @@ bool is_of_plans(OpCode code) {
   return has_flag(code, kInternal) || std::find(std::begin(kOwn), std::end(kOwn), code) != std::end(kOwn);
 }
 
+// An op that a kernel does beside others, where the kernel is.
+KernelCall step_of(const KernelCall& call, OpCode code, uint64_t key) {
+  return {.code = code,
+          .key = key,
+          .box = call.box,
+          .samples = call.samples,
+          .device = call.device,
+          .forward = call.forward};
+}
+
 }  // namespace
 
 bool is_of_reshard(const KernelCall& call) {
@@ -146,14 +156,8 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
   for (const Operand& o : call.in)
     if (o.value) made[next++] = *o.value;
   for (const Op& op : scratch.ops) {
-    KernelCall step{.code = op.code,
-                    .attrs = op.attrs,
-                    .key = op.key,
-                    .box = call.box,
-                    .samples = call.samples,
-                    .device = call.device,
-                    .name = call.name,
-                    .forward = call.forward};
+    KernelCall step = step_of(call, op.code, op.key);
+    step.attrs = op.attrs, step.name = call.name;
     for (const TensorId id : op.inputs) {
       if (id == kNone) {
         step.in.emplace_back();
@@ -177,12 +181,7 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
   made.reserve(body.steps.size());
   const auto n = static_cast<int>(call.in.size());
   for (const FusedStep& step : body.steps) {
-    KernelCall each{.code = step.code,
-                    .key = step.key,
-                    .box = call.box,
-                    .samples = call.samples,
-                    .device = call.device,
-                    .forward = call.forward};
+    KernelCall each = step_of(call, step.code, step.key);
     if (&step == &body.steps.back()) each.name = call.name;
     Dims dims;
     for (const int o : step.operands) {
@@ -390,16 +389,10 @@ std::optional<Value> Kernels::of_numbers(const KernelCall& call) {
   const DType dtype = call.out[0].dtype;
   const auto in_type = [&](double x) { return dtype == DType::kF32 ? static_cast<float>(x) : x; };
   if (dtype != DType::kF32 && dtype != DType::kF64) return {};
-  const double a = in_type(*number(0)), b = in_type(*number(1));
-  double made = 0;
-  if (call.code == OpCode::k_add)
-    made = a + b;
-  else if (call.code == code_of("mul"))
-    made = a * b;
-  else
-    return {};
+  const auto made = def(call.code).of_numbers;
+  if (made == nullptr) return {};
   check_shapes(call);
-  return constant(call.out[0], in_type(made));
+  return constant(call.out[0], in_type(made(in_type(*number(0)), in_type(*number(1)))));
 }
 
 // A gradient that is zero by form, in the type of sums that an option asks for.

@@ -32,51 +32,6 @@ Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int6
   return *out;
 }
 
-// The part of what is read through a window that `held` of the source makes, as the kernel's attributes say: `said`,
-// where another operand has one. What it takes for padding must be beyond the source's ends.
-Interval Kernels::made_through(const KernelCall& call, const Op& op, const Factor& factor, Interval held,
-                               const std::optional<Digit>& said) const {
-  const WindowRead& w = factor.window;
-  const auto entry = [&](const char* name, size_t at) {
-    const auto found = call.attrs.find(name);
-    const auto* list = found == call.attrs.end() ? nullptr : std::get_if<Ints>(&found->second);
-    return list != nullptr && at < list->size() ? (*list)[at] : 0;
-  };
-  const int64_t low = entry("padding", 2 * factor.window_dim), high = entry("padding", 2 * factor.window_dim + 1);
-  int64_t size = said ? said->set.size() : w.result == 1 ? 1 : 0;
-  for (size_t o = 0; o < call.out.size() && size == 0; ++o)
-    if (factor.outputs.at(o).present()) size = call.out[o].local.at(static_cast<size_t>(factor.outputs[o].dim));
-  // Element k of the result reads from k * stride - low of the operand on; transposed, the other way round.
-  const int64_t first = w.transposed ? low - w.low + held.begin * w.stride : held.begin + w.low - low;
-  if (!w.transposed && first % w.stride) refuse("padding {} of {} lies between two of its results", low, factor.name);
-  const int64_t begin = w.transposed ? first : first / w.stride;
-  const Interval made{begin, begin + size};
-  if (size <= 0 || begin < 0 || made.end > w.result)
-    refuse("with padding {}, [{}:{}] of {} would give [{}:{}] of {}", low, held.begin, held.end, factor.name,
-           made.begin, made.end, w.result);
-  if (said && !said->any && !(said->set == Set(made)))
-    refuse("with padding {}, [{}:{}] of {} gives [{}:{}], and another operand has {}", low, held.begin, held.end,
-           factor.name, made.begin, made.end, to_string(said->set));
-  const auto rounded_up = [](int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); };
-  Interval needed{made.begin * w.stride - w.low, (made.end - 1) * w.stride - w.low + w.reach};
-  if (w.transposed)
-    needed = {rounded_up(made.begin + w.low - w.reach + 1, w.stride), (made.end - 1 + w.low) / w.stride + 1};
-  needed = {std::max<int64_t>(needed.begin, 0), std::min(needed.end, w.source)};
-  if (needed.size() > 0 && (needed.begin < held.begin || needed.end > held.end))
-    refuse("[{}:{}] of {} needs [{}:{}] of what it reads, and [{}:{}] is there", made.begin, made.end, factor.name,
-           needed.begin, needed.end, held.begin, held.end);
-  // As many as the kernel makes of these.
-  const bool gradient = call.attrs.contains("spatial");
-  const int64_t more = entry("output_padding", factor.window_dim);
-  const bool fits = !w.transposed ? (held.size() + low + high - w.reach) / w.stride + 1 == size
-                    : gradient    ? entry("spatial", factor.window_dim) == size &&
-                                     (size + low + high - w.reach) / w.stride + 1 == held.size()
-                               : (held.size() - 1) * w.stride + w.reach + more - low - high == size;
-  if (!fits)
-    refuse("padding {} and {} do not make {} of {} out of {} ({})", low, high, size, factor.name, held.size(), op.name);
-  return made;
-}
-
 void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,
                           const std::vector<bool>& windows, const Dims& first_result) {
   const OpDef& d = def(op.code);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "prove/kernel.h"
+#include "prove/match.h"
 
 namespace whale::proof {
 namespace {
@@ -17,17 +17,6 @@ bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {
   if (of_each_element(op)) return element_count(a) == element_count(b);
   if (a == b || !has_rows || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
   return a.back() == b.back() && element_count(a) == element_count(b);
-}
-
-// Does one of them lie in the other?
-bool nested(Interval a, Interval b) {
-  if (a.size() == 0 || b.size() == 0) return false;
-  return (a.begin <= b.begin && b.end <= a.end) || (b.begin <= a.begin && a.end <= b.end);
-}
-
-// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
-bool makes_rows(const KernelCall& call) {
-  return has_flag(call.code, kProduct) && call.name.find('#') != call.name.npos;
 }
 
 // The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
@@ -82,6 +71,11 @@ bool has_blocks(const Op& op, const std::vector<Factor>& list) {
 
 }  // namespace
 
+// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
+bool makes_rows(const KernelCall& call) {
+  return has_flag(call.code, kProduct) && call.name.find('#') != call.name.npos;
+}
+
 void check_shapes(const KernelCall& call) {
   std::vector<TensorType> types;
   std::vector<bool> present;
@@ -99,62 +93,6 @@ void check_shapes(const KernelCall& call) {
     refuse("{}", e.message());
   }
 }
-
-struct Kernels::Match {
-  Kernels& kernels;
-  Reference& ref;
-  const KernelCall& call;
-  OpId id;
-  const Op& op;
-  FactorSplits splits;
-  const Shape& shape;
-  const std::vector<Factor>& list;
-  // Of each factor.
-  std::vector<std::optional<Digit>> of;
-  std::vector<std::optional<Interval>> read;  // through a window
-  std::vector<int64_t> anywhere;              // likewise, so many that are all the same
-  std::vector<Digit> sets = {};
-  std::vector<size_t> partial = {};  // operands with terms
-  std::vector<size_t> cut = {};      // factors that are not whole
-  std::optional<Interval> groups = {};
-  Terms terms = {};    // that operands have
-  uint64_t order = 0;  // of them
-  Joining combine = {};
-
-  Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)
-      : kernels(by),
-        ref(by.ref_),
-        call(with),
-        id(of_op),
-        op(ref.graph().op(of_op)),
-        splits(how),
-        shape(by.shape_of(of_op, makes_rows(with), how)),
-        list(shape.factors->list),
-        of(list.size()),
-        read(list.size()),
-        anywhere(list.size()) {}
-
-  // As the layout has it.
-  Dims local_of(size_t operand) const {
-    return makes_rows(call) ? in_rows(call.in[operand].local) : call.in[operand].local;
-  }
-  void take(int f, const Digit& d, size_t operand);
-  FactorSplit take_operands();  // or how a factor has to be split first
-  void take_constants();
-  void take_windows();
-  Interval window_of(size_t f) const;
-  void take_results();
-  void place_any();
-  void find_cut();
-  Digit looked_up(size_t f, int64_t n) const;
-  void find_groups();
-  void find_terms();
-  Value result(size_t o) const;
-  void name_terms(size_t o, Value& value) const;
-  std::optional<size_t> inner_of(size_t f) const;
-  std::optional<FactorSet> cut_of(size_t f) const;
-  void check_operands() const;
-};
 
 std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorSplits& splits) {
   const Op& op = ref_.graph().op(id);
@@ -259,62 +197,6 @@ void Kernels::Match::take_constants() {
         of[f] = Digit{layout.digits[k], Set::first(local[dim]), true};
     }
   }
-}
-
-void Kernels::Match::take_windows() {
-  for (size_t f = 0; f < list.size(); ++f)
-    for (size_t i = 0; i < call.in.size() && list[f].window.source == 1; ++i)  // which has no digit of its own
-      if (list[f].reads_through(i) && call.in[i].value && !ref.constant(call.in[i].value->tensor))
-        read[f] = Interval{0, call.in[i].local.at(static_cast<size_t>(list[f].inputs[i].dim))};
-  for (size_t f = 0; f < list.size(); ++f) {
-    if (anywhere[f] == 0) continue;
-    if (read[f] && read[f]->size() != anywhere[f])
-      refuse("operands have [{}:{}] of {}, and {} of it", read[f]->begin, read[f]->end, list[f].name, anywhere[f]);
-    if (!read[f]) read[f] = window_of(f);
-  }
-  for (size_t f = 0; f < list.size(); ++f) {
-    if (!read[f]) continue;
-    const Interval made = kernels.made_through(call, op, list[f], *read[f], of[f]);
-    of[f] = Digit{list[f].extent, Set(made)};
-    kernels.windows_[{call.device, list[f].window_dim, list[f].window.source, list[f].window.result}] = {*read[f],
-                                                                                                         made};
-  }
-}
-
-// Of what is the same all along: the one place where the kernel's padding and other operands fit. Where several do, all
-// of them are right: the one nearest to what the device had when it last read through that window, or its opposite.
-Interval Kernels::Match::window_of(size_t f) const {
-  const WindowRead& w = list[f].window;
-  const auto seen = [&](int64_t from, int64_t to) {
-    const auto at = kernels.windows_.find({call.device, list[f].window_dim, from, to});
-    return at == kernels.windows_.end() ? Windows{} : at->second;
-  };
-  const Interval before = seen(w.source, w.result).read, opposite = seen(w.result, w.source).made;
-  const Interval own = seen(w.result, w.source).read;
-  std::vector<Interval> best;
-  int64_t fits = 0;
-  std::tuple<bool, bool, int64_t, int64_t> most{};  // the same, more or less of it, what it makes of what is read there
-  for (int64_t begin = 0; begin + anywhere[f] <= w.source; ++begin) {
-    const Interval held{begin, begin + anywhere[f]};
-    Interval made;
-    try {
-      made = kernels.made_through(call, op, list[f], held, of[f]);
-    } catch (const Stop&) {
-      continue;
-    }
-    ++fits;
-    const int64_t common = std::min(made.end, own.end) - std::max(made.begin, own.begin);
-    const std::tuple score{held == before || held == opposite, nested(held, before) || nested(held, opposite),
-                           std::max<int64_t>(common, 0), -std::abs(held.begin - opposite.begin)};
-    if (!best.empty() && score < most) continue;
-    if (score > most) best.clear();
-    most = score;
-    best.push_back(held);
-  }
-  if (best.empty()) refuse("no {} of {} give what it makes with its padding", anywhere[f], list[f].name);
-  if (best.size() > 1) no_rule("{} reads any {} of {} through a window", op.name, anywhere[f], list[f].name);
-  kernels.guessed_ |= fits > 1;
-  return best[0];
 }
 
 // Factors that results alone have.

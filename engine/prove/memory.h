@@ -17,6 +17,9 @@ struct Place {
   int64_t begin = 0, bytes = 0;
   friend bool operator==(const Place&, const Place&) = default;
 };
+inline bool meet(const Place& a, const Place& b) {
+  return a.space == b.space && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
+}
 
 class Memory {
  public:

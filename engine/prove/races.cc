@@ -22,10 +22,6 @@ struct Access {
   BufferId buffer = kNone;
 };
 
-bool meet(const Place& a, const Place& b) {
-  return a.space == b.space && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
-}
-
 std::vector<Access> accesses_of(const Program& p, const Instruction& i, int32_t version, int64_t time) {
   std::vector<Access> out;
   const auto add = [&](BufferId id, bool writes) {

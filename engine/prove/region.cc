@@ -293,8 +293,8 @@ Dims extents_of(const Region& r) {
   return out;
 }
 
-// With one digit for each of `extents`.
-std::optional<Region> hull(const std::vector<Region>& parts, const Dims& extents, int64_t before, int64_t elements) {
+// With one digit for each of `extents`; none: they are no box of these.
+std::optional<Region> box_of(const std::vector<Region>& parts, const Dims& extents) {
   std::vector<Digit> out;
   for (size_t p = 0; p < parts.size(); ++p) {
     const auto part = parts[p].in(extents);
@@ -310,45 +310,47 @@ std::optional<Region> hull(const std::vector<Region>& parts, const Dims& extents
       out[d].any &= digits[d].any;
     }
   }
-  // Where any positions are held, their number grows in the digit that stands behind so many elements.
-  const int64_t found = Region(out).size();
-  if (found == 0 || found == elements) return Region(std::move(out));
-  for (Digit& d : out) {
-    if (before == 1 && d.any && d.set.size() * elements % found == 0) {
-      d.set = Set::first(d.set.size() * elements / found);
-      break;
-    }
-    if (before % d.set.size()) break;
-    before /= d.set.size();
-  }
   return Region(std::move(out));
 }
 
 }  // namespace
 
-std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements) {
+std::vector<Region> hulls(const std::vector<Region>& parts, int64_t elements) {
+  std::vector<Region> out, others;
+  const auto add = [&](const Dims& extents) {
+    auto box = box_of(parts, extents);
+    if (!box) return false;
+    const int64_t found = box->size();
+    if (found == elements || found == 0) return out.push_back(std::move(*box)), found == elements;
+    const std::vector<Digit>& digits = box->digits();
+    for (size_t d = 0; d < digits.size(); ++d) {
+      const int64_t n = digits[d].set.size() * elements;
+      if (!digits[d].any || n % found || n / found > digits[d].extent) continue;
+      std::vector<Digit> grown = digits;
+      grown[d].set = Set::first(n / found);
+      out.emplace_back(std::move(grown));
+    }
+    others.push_back(std::move(*box));
+    return false;
+  };
   const auto finest = std::max_element(
       parts.begin(), parts.end(), [](const Region& a, const Region& b) { return joint(a).size() < joint(b).size(); });
-  std::optional<Region> out = hull(parts, extents_of(*finest), before, elements);
-  // [7:9] and [9:27] of 27 are a box, of 3 x 3 x 3 none.
-  for (const Region& coarser : parts) {
-    if (out && out->size() == elements) break;
-    if (auto other = hull(parts, extents_of(coarser), before, elements); other && other->size() == elements)
-      out = other;
-  }
-  // Nor are rows and a part of another row, where rows are of several digits: as one digit they are.
   const Dims extents = extents_of(*finest);
+  if (add(extents)) return out;
+  // [7:9] and [9:27] of 27 are a box, of 3 x 3 x 3 none.
+  for (const Region& coarser : parts)
+    if (extents_of(coarser) != extents && add(extents_of(coarser))) return out;
+  // Nor are rows and a part of another row, where rows are of several digits: as one digit they are.
   for (size_t first = 0; first < extents.size(); ++first)
     for (size_t last = first + 1; last < extents.size(); ++last) {
-      if (out && out->size() == elements) return out;
       Dims fewer(extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(first));
       fewer.push_back(std::accumulate(extents.begin() + static_cast<std::ptrdiff_t>(first),
                                       extents.begin() + static_cast<std::ptrdiff_t>(last) + 1, int64_t{1},
                                       std::multiplies<>{}));
       fewer.insert(fewer.end(), extents.begin() + static_cast<std::ptrdiff_t>(last) + 1, extents.end());
-      if (auto other = hull(parts, fewer, before, elements); other && other->size() == elements) out = other;
+      if (add(fewer)) return out;
     }
-  return out;
+  return out.empty() ? others : out;
 }
 
 std::string to_string(const Region& region) {

@@ -50,9 +50,10 @@ bool same(const Region& a, const Region& b);
 // Of two that are the same, the one whose positions are known; none of either: the first, which then must be like the
 // other digit by digit.
 std::optional<Region> known(const Region& a, const Region& b);
-// The smallest box that has all of these. None: they have unlike digits. Where digits hold any positions: of so many
-// elements, the parts lying beside each other along what stands behind `before` of them.
-std::optional<Region> hull(const std::vector<Region>& parts, int64_t before, int64_t elements);
+// Boxes of so many elements that have all of these, the smallest one first; of others, where there are none: what is
+// missing, or there twice. Where digits hold any positions, the number of one grows: which of them, the place of each
+// part says. Empty: they have unlike digits.
+std::vector<Region> hulls(const std::vector<Region>& parts, int64_t elements);
 
 std::string to_string(const Region& region);  // "[0:4, 0:32]"
 

@@ -303,18 +303,15 @@ void Walk::check_in_place(const Device& d, const Instruction& i, const work::Ker
         return a.output == static_cast<int>(o) && a.input == static_cast<int>(n);
       });
       const bool here = to == from;
-      const bool meets =
-          to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
       const char* result = buffer(d, i.out[o]).name.c_str();
       if (alias != aliases.end() && alias->must && !here && to.bytes > 0)
         refuse("it works in place, and {} lies elsewhere than {}", result, buffer(d, i.in[n]).name);
-      if (meets && !(here && alias != aliases.end()))
+      if (proof::meet(to, from) && !(here && alias != aliases.end()))
         refuse("it writes {} where it reads {}", result, buffer(d, i.in[n]).name);
     }
     for (size_t p = 0; p < o; ++p) {
       if (i.out[p] == kNone) continue;
-      const Place other = place_of(d.program, i.out[p], version);
-      if (to.space == other.space && to.begin < other.begin + other.bytes && other.begin < to.begin + to.bytes)
+      if (proof::meet(to, place_of(d.program, i.out[p], version)))
         refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
     }
   }

@@ -95,19 +95,16 @@ void Walk::check_apart(const Device& d, const Instruction& i, bool in_place, boo
   const auto is_there = [&](BufferId id) {
     return id != kNone && buffer(d, id).kind != BufferKind::kStep && buffer(d, id).bytes > 0;
   };
-  const auto meet = [](const Place& a, const Place& b) {
-    return a.space == b.space && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
-  };
   for (size_t o = 0; o < i.out.size(); ++o) {
     if (!is_there(i.out[o])) continue;
     const Place to = place(i.out[o]);
     for (size_t n = 0; n < std::min(i.in.size(), i.out.size()); ++n) {  // a copy has its place as another operand
-      if (!is_there(i.in[n]) || !meet(to, place(i.in[n]))) continue;
+      if (!is_there(i.in[n]) || !proof::meet(to, place(i.in[n]))) continue;
       if (n == o && (gathers || (in_place && to == place(i.in[n])))) continue;
       refuse("it writes {} where it reads {}", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
     }
     for (size_t p = 0; p < o; ++p)
-      if (is_there(i.out[p]) && meet(to, place(i.out[p])))
+      if (is_there(i.out[p]) && proof::meet(to, place(i.out[p])))
         refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
   }
 }
@@ -126,8 +123,7 @@ void Walk::check_gathered(int32_t device, const work::Collective& c, size_t oper
     });
   };
   const Place from = place(i.in[operand]), to = place(i.out[operand]);
-  const bool meets = to.space == from.space && to.begin < from.begin + from.bytes && from.begin < to.begin + to.bytes;
-  if (!meets || to == from) return;
+  if (!proof::meet(to, from) || to == from) return;
   const SubAxisCuts& cuts = c.cuts.at(operand);
   const bool rows = cuts.sub_axis.dim == 0 && cuts.sub_axis.outer == 1;
   const int64_t row = whole.bytes / whole.dims.at(0) * cuts.sub_axis.inner;

@@ -37,7 +37,7 @@ std::vector<Instruction*> all_of(Program& p, const std::function<bool(const Inst
 }  // namespace
 
 TEST_CASE("regions: a reshape changes nothing of them, a cut takes a part") {
-  using proof::hull, proof::same;
+  using proof::hulls, proof::same, proof::Set;
   const proof::Region all = proof::Region::whole({4, 6});
   const proof::Region columns = *all.cut({4, 6}, SubAxis{1, 1, 1}, {0, 3});
   CHECK(columns.size() == 12);
@@ -48,14 +48,21 @@ TEST_CASE("regions: a reshape changes nothing of them, a cut takes a part") {
   CHECK(same(*all.run(6, 12), rows));
   CHECK(same(*rows.in({24}), *all.in({24})->run(6, 12)));
   CHECK(!same(rows, columns));
-  const auto whole = hull({*all.cut({4, 6}, SubAxis{1, 1, 1}, {3, 6}), columns}, 4, 24);
-  REQUIRE(whole);
-  CHECK(whole->is_whole());
+  const auto whole = hulls({*all.cut({4, 6}, SubAxis{1, 1, 1}, {3, 6}), columns}, 24);
+  REQUIRE(whole.size() == 1);
+  CHECK(whole[0].is_whole());
   // A box of 9 alone: of 3 x 3 it has a row and a part of another.
   const proof::Region nine = proof::Region::whole({9});
-  const auto run = hull({*nine.run(2, 1), *proof::Region::whole({3, 3}).cut({3, 3}, SubAxis{0, 1, 1}, {1, 3})}, 1, 7);
-  REQUIRE(run);
-  CHECK(same(*run, *nine.run(2, 7)));
+  const auto run = hulls({*nine.run(2, 1), *proof::Region::whole({3, 3}).cut({3, 3}, SubAxis{0, 1, 1}, {1, 3})}, 7);
+  REQUIRE(!run.empty());
+  CHECK(same(run[0], *nine.run(2, 7)));
+  // One of any, of each of two rows: three times as many are three of each row, or of one that is the same all along.
+  const auto row = [](int64_t begin) {
+    return proof::Region({{2, Set(Interval{begin, begin + 1})}, {9, Set::first(1), true}});
+  };
+  const auto rows_of = hulls({row(0), row(1), row(0), row(1), row(0), row(1)}, 6);
+  REQUIRE(rows_of.size() == 1);
+  CHECK(rows_of[0].digits()[1].set.size() == 3);
 }
 
 TEST_CASE("terms: each once, none missing") {

@@ -1,0 +1,70 @@
+// A kernel beside one op of the one-device program: what of it the operands are cut to, found in steps.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "prove/kernel.h"
+
+namespace whale::proof {
+
+// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
+bool makes_rows(const KernelCall& call);
+
+struct Kernels::Match {
+  Kernels& kernels;
+  Reference& ref;
+  const KernelCall& call;
+  OpId id;
+  const Op& op;
+  FactorSplits splits;
+  const Shape& shape;
+  const std::vector<Factor>& list;
+  // Of each factor.
+  std::vector<std::optional<Digit>> of;
+  std::vector<std::optional<Interval>> read;  // through a window
+  std::vector<int64_t> anywhere;              // likewise, so many that are all the same
+  std::vector<Digit> sets = {};
+  std::vector<size_t> partial = {};  // operands with terms
+  std::vector<size_t> cut = {};      // factors that are not whole
+  std::optional<Interval> groups = {};
+  Terms terms = {};    // that operands have
+  uint64_t order = 0;  // of them
+  Joining combine = {};
+
+  Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)
+      : kernels(by),
+        ref(by.ref_),
+        call(with),
+        id(of_op),
+        op(ref.graph().op(of_op)),
+        splits(how),
+        shape(by.shape_of(of_op, makes_rows(with), how)),
+        list(shape.factors->list),
+        of(list.size()),
+        read(list.size()),
+        anywhere(list.size()) {}
+
+  // As the layout has it.
+  Dims local_of(size_t operand) const {
+    return makes_rows(call) ? in_rows(call.in[operand].local) : call.in[operand].local;
+  }
+  void take(int f, const Digit& d, size_t operand);
+  FactorSplit take_operands();  // or how a factor has to be split first
+  void take_constants();
+  void take_windows();
+  Interval window_of(size_t f) const;
+  void take_results();
+  void place_any();
+  void find_cut();
+  Digit looked_up(size_t f, int64_t n) const;
+  void find_groups();
+  void find_terms();
+  Value result(size_t o) const;
+  void name_terms(size_t o, Value& value) const;
+  std::optional<size_t> inner_of(size_t f) const;
+  std::optional<FactorSet> cut_of(size_t f) const;
+  void check_operands() const;
+};
+
+}  // namespace whale::proof
