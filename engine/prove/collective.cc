@@ -9,9 +9,13 @@ namespace {
 Held combined(Reference& ref, Tree& tree, const Exchange& e) {
   const Held* first = nullptr;
   std::optional<Value> out;
+  bool zeros = false;
   for (const Held& held : e.in) {
     const Value& v = *held;
-    if (const double* c = ref.constant(v.tensor); c && is_neutral(name_of(e.work->combine), *c)) continue;
+    if (const double* c = ref.constant(v.tensor); c && is_neutral(name_of(e.work->combine), *c)) {
+      zeros |= *c == 0;
+      continue;
+    }
     if (!v.terms.whole() && v.combine != e.work->combine)
       refuse("{} combines by {}, and is combined by {}", describe(ref, v), name_of(v.combine),
              name_of(e.work->combine));
@@ -25,8 +29,7 @@ Held combined(Reference& ref, Tree& tree, const Exchange& e) {
       auto more = with_summands(ref, *out, v);
       if (!more) more = with_summands(ref, v, *out);
       if (more) {
-        more->order = tree.beside(*out, v);
-        tree.close(*more);
+        more->order = tree.added(*out, v);
         out = std::move(more);
         continue;
       }
@@ -34,6 +37,7 @@ Held combined(Reference& ref, Tree& tree, const Exchange& e) {
     out = with_terms(ref, tree, *out, v);
   }
   if (!out) return e.in[0];
+  if (zeros) out->order = tree.beside_zero(*out);
   return std::make_shared<const Value>(std::move(*out));
 }
 

@@ -96,7 +96,7 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
   for (const Piece& p : pieces) orders.push_back(p.value->order);
   Value out = first;
   out.region = *right;
-  out.order = Tree::put_together(orders);
+  out.order = Tree::put_together(orders, regions);
   return std::make_shared<const Value>(std::move(out));
 }
 

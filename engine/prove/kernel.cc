@@ -1,6 +1,7 @@
 #include "prove/kernel.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <optional>
 
@@ -45,6 +46,30 @@ KernelCall step_of(const KernelCall& call, OpCode code, uint64_t key) {
           .forward = call.forward};
 }
 
+// The op that an instruction without a name of the user's is called after: "matmul_32", "matmul_32.none".
+OpCode named_after(std::string_view name) {
+  name = name.substr(0, name.find('.'));
+  while (!name.empty() && (name.back() == '_' || std::isdigit(static_cast<unsigned char>(name.back()))))
+    name.remove_suffix(1);
+  return find_op(name) != nullptr ? code_of(name) : OpCode{};
+}
+
+// Sums of blocks, and then of those: in exact mode whoever does it does it so.
+bool has_blocks(const Graph& parts) {
+  return std::ranges::any_of(parts.ops, [&](const Op& op) {
+    return std::ranges::any_of(factors_of(parts, op).list, [](const Factor& f) { return f.group.rows > 0; });
+  });
+}
+
+// Which kernel does it: what it does at once may have other bits than its parts.
+std::string kernel_of(const KernelCall& call) {
+  std::string out(def(call.code).name);
+  for (const Operand& o : call.in) out += o.value != nullptr ? " x" : " _";
+  for (const auto& [name, value] : call.attrs)
+    if (const auto* text = std::get_if<std::string>(&value)) out += " " + *text;
+  return out;
+}
+
 }  // namespace
 
 bool is_of_reshard(const KernelCall& call) {
@@ -74,7 +99,10 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
       const double* c = ref_.constant(none.tensor);
       const bool right = terms.terms.whole() ? !ref_.find(code, {call.in[0].value->tensor, call.in[1].value->tensor})
                                              : terms.combine == combine;
-      if (c && is_neutral(name_of(combine), *c) && right && call.in[0].local == call.in[1].local) return {terms};
+      if (!c || !is_neutral(name_of(combine), *c) || !right || call.in[0].local != call.in[1].local) continue;
+      Value out = terms;
+      if (combine == Combine::kSum) out.order = tree_.beside_zero(out);
+      return {std::move(out)};
     }
   if (const auto combine = combines_terms(ref_, call)) return accumulate(call, name_of(*combine));
   if (call.code == OpCode::k_cast)
@@ -83,13 +111,18 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
-  if (call.code == OpCode::k_fill) return {constant(call.out.at(0), attr_float(call.attrs, "value"))};
+  if (call.code == OpCode::k_fill) {
+    Value number = constant(call.out.at(0), attr_float(call.attrs, "value"));
+    number.of_nothing = named_after(call.name);
+    return {std::move(number)};
+  }
   if (updates_many) return updates(call);
   if (keeps_numbers(call.code) && call.in.at(0).value && ref_.constant(call.in[0].value->tensor)) {
     check_shapes(call);
     Value same = constant(call.out.at(0), 0);
     same.tensor = call.in[0].value->tensor, same.dtype = call.in[0].value->dtype;
     same.terms = call.in[0].value->terms, same.combine = call.in[0].value->combine;
+    same.of_nothing = call.in[0].value->of_nothing;
     return {std::move(same)};
   }
   if (std::optional<Value> bias = wide_bias(call)) {
@@ -155,9 +188,11 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
   size_t next = 0;
   for (const Operand& o : call.in)
     if (o.value) made[next++] = *o.value;
+  const std::string whole = !call.whole.empty() ? call.whole : has_blocks(scratch) ? "" : kernel_of(call);
   for (const Op& op : scratch.ops) {
     KernelCall step = step_of(call, op.code, op.key);
     step.attrs = op.attrs, step.name = call.name;
+    step.whole = whole;
     for (const TensorId id : op.inputs) {
       if (id == kNone) {
         step.in.emplace_back();
@@ -293,8 +328,11 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     if (call.code == OpCode::k_add)
       for (const size_t i : {size_t{0}, size_t{1}})
         if (const double* c = ref_.constant(call.in[i].value->tensor);
-            c && *c == 0 && call.in[0].local == call.in[1].local)
-          return {*call.in[1 - i].value};
+            c && *c == 0 && call.in[0].local == call.in[1].local) {
+          Value out = *call.in[1 - i].value;
+          out.order = tree_.beside_zero(out);
+          return {std::move(out)};
+        }
     if (ref_.ops_of(call.code).empty()) {
       // A plan combines terms by itself, not whole values, nor those that are combined in another way.
       const auto pair = std::ranges::find(kPairs, call.code, &std::pair<OpCode, Combine>::first);
@@ -318,12 +356,20 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   });
   std::stable_partition(fit.begin(), fit.end(), [&](OpId op) { return ref_.graph().op(op).name == call.name; });
   std::optional<Stop> last;
+  std::optional<std::vector<Value>> some;  // of what is the same all along, a part
+  const auto open = [](const Value& v) {
+    return std::ranges::any_of(v.region.digits(), [](const Digit& d) { return d.any && !d.whole(); });
+  };
   for (const OpId op : fit) try {
-      return match(turned ? *turned : call, op);
+      std::vector<Value> made = match(turned ? *turned : call, op);
+      if (ref_.graph().op(op).name == call.name || std::ranges::none_of(made, open)) return made;
+      guessed_ |= some.has_value();
+      if (!some) some = std::move(made);
     } catch (Stop& stop) {
       // What the op of that name asks for says the most.
       if (!last || ref_.graph().op(op).name == call.name) last = std::move(stop);
     }
+  if (some) return *some;
   if (auto made = with_zeros(call)) return *made;
   throw *last;
 }
@@ -334,18 +380,20 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   if (!d.factors) return {};
   OpView view{call.code, &call.attrs, {}, {}, {}};
   std::vector<char> zero;
+  bool of_nothing = false;
   for (const Operand& o : call.in) {
     view.present.push_back(o.value != nullptr);
     view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
     const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
     zero.push_back(o.value && ((c && *c == 0) || o.value->region.size() == 0));
+    of_nothing |= zero.back() && (o.value->of_nothing != OpCode{} || o.value->region.size() == 0);
     if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
   }
   for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
   const bool linear = makes_zeros(d.factors(view), zero);
   std::vector<Value> out;
   for (const Result& r : call.out)
-    if (linear) out.push_back(constant(r, 0));
+    if (linear) out.push_back(constant(r, 0)), out.back().of_nothing = of_nothing ? call.code : OpCode{};
   return out;
 }
 
@@ -356,9 +404,14 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
   for (const size_t i : {size_t{0}, size_t{1}}) {
     if (!ref_.is_zero(call.in[i].value->tensor) || call.in[1 - i].value->tensor != same) continue;
     const auto named = [&](OpId op) { return ref_.graph().op(op).name == call.name; };
-    if (call.forward && std::ranges::none_of(found, named))
-      if (auto made = with_zeros(call, true)) return made;
-    return std::vector<Value>{*call.in[1 - i].value};
+    const bool is_named = call.forward && std::ranges::any_of(found, named);
+    if (!is_named && call.in[i].value->of_nothing != OpCode{})
+      if (auto made = with_zeros(call, Like::kMaker)) return made;
+    if (!is_named && call.forward)
+      if (auto made = with_zeros(call, Like::kName)) return made;
+    Value out = *call.in[1 - i].value;
+    out.order = tree_.beside_zero(out);
+    return std::vector<Value>{std::move(out)};
   }
   return {};
 }
@@ -416,7 +469,7 @@ std::optional<std::vector<Value>> Kernels::with_asked_zeros(const KernelCall& ca
 }
 
 // Zero in the place of a sum is that sum without any of its terms.
-std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call, bool of_that_name) {
+std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call, Like like) {
   const auto zero = [&](size_t i) {
     const double* c = call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr;
     return c && *c == 0;
@@ -425,14 +478,17 @@ std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call, bo
   for (const OpId id : ref_.ops_of(call.code)) {
     const Op& op = ref_.graph().op(id);
     bool fits = op.inputs.size() == call.in.size(), any = false;
+    bool alike = like != Like::kMaker && op.name == call.name;  // what it is, or who makes it
     for (size_t i = 0; fits && i < op.inputs.size(); ++i) {
       const TensorId root = ref_.root(op.inputs[i]);
       if ((call.in[i].value ? call.in[i].value->tensor : kNone) == root) continue;
       fits = root != kNone && zero(i) && call.in[i].value->dtype == ref_.tensor(root).dtype;
       any = true;
+      if (!fits || like == Like::kName) continue;
+      const OpId maker = ref_.tensor(root).producer;
+      alike |= maker != kNone && ref_.graph().op(maker).code == call.in[i].value->of_nothing;
     }
-    if (fits && any && (!of_that_name || op.name == call.name))
-      fit.insert(op.name == call.name ? fit.begin() : fit.end(), id);
+    if (fits && any && (like == Like::kAny || alike)) fit.insert(alike ? fit.begin() : fit.end(), id);
   }
   for (const OpId id : fit) {
     const Op& op = ref_.graph().op(id);

@@ -34,8 +34,9 @@ struct KernelCall {
   const Box* box = nullptr;
   Interval samples = {};  // those of the batch that the device works on
   int32_t device = -1;
-  std::string name = {};  // of the instruction
-  bool forward = true;    // false: the ops of the program that it may be of have names of their own
+  std::string name = {};   // of the instruction
+  bool forward = true;     // false: the ops of the program that it may be of have names of their own
+  std::string whole = {};  // the kernel that it is a part of, as the device runs it; "": it is the kernel
   std::vector<Operand> in = {};
   std::vector<Result> out = {};  // as the plan has them
 };
@@ -108,7 +109,9 @@ class Kernels {
                         const std::optional<Digit>& said) const;
   std::optional<Value> of_numbers(const KernelCall& call);
   std::optional<std::vector<Value>> with_asked_zeros(const KernelCall& call);
-  std::optional<std::vector<Value>> with_zeros(const KernelCall& call, bool of_that_name = false);
+  // Which sums: any, those of the instruction's name, or where the op that makes those zeros makes a summand.
+  enum class Like : uint8_t { kAny, kName, kMaker };
+  std::optional<std::vector<Value>> with_zeros(const KernelCall& call, Like like = Like::kAny);
   std::optional<std::vector<Value>> uniform(const KernelCall& call, const std::vector<OpId>& found);
   std::optional<std::vector<Value>> beside_zeros(const KernelCall& call, const std::vector<OpId>& found);
   // `windows`: of each factor, whether its padding has been looked at.

@@ -61,14 +61,6 @@ void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox
   }
 }
 
-// Do its bits depend on how much of it a kernel makes at once? Not those of each element or row for itself, nor those
-// that add up fixed groups.
-bool has_blocks(const Op& op, const std::vector<Factor>& list) {
-  return !has_flag(op.code, kElementwise) && !has_flag(op.code, kRearranges) && !has_flag(op.code, kUpdateOp) &&
-         op.code != OpCode::k_slice && op.code != OpCode::k_concat &&
-         std::ranges::none_of(list, [](const Factor& f) { return f.group.rows > 0; });
-}
-
 }  // namespace
 
 // Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
@@ -123,11 +115,6 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorS
   for (const auto& interval : m.read) windows.push_back(interval.has_value());
   check_attrs(call, op, m.shape, m.sets, windows, call.out.empty() ? Dims{} : call.out[0].local);
   check_box(call, op, out);
-  if (tree_.asked() && has_blocks(op, m.list) && !out.empty()) {
-    std::vector<Dims> dims;
-    for (const Operand& o : call.in) dims.push_back(o.local);
-    tree_.compute(call.device, op, dims, out[0]);
-  }
   return out;
 }
 
@@ -357,8 +344,6 @@ void Kernels::Match::find_terms() {
            describe(ref, *call.in[partial[0]].value), op.name);
   }
   if (pairs) terms = std::move(*pairs);
-  const Value* first = pairs ? call.in[partial[0]].value : nullptr;  // that has terms
-  if (pairs) order = kernels.tree_.beside(*first, *call.in[partial[1]].value);
   const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
   // What two operands have in common is told apart by which of them it comes from.
   const bool apart = together.size() > 1 && (op.code != OpCode::k_add || ref.shares_summands(id));
@@ -373,8 +358,6 @@ void Kernels::Match::find_terms() {
     for (size_t before = 0; before < k; ++before)
       twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
     if (twice) continue;
-    order = first ? kernels.tree_.beside(Value{.tensor = first->tensor, .order = order}, *v) : v->order;
-    first = v;
     Terms mine = v->terms;
     if (mine.whole()) mine.add_summand(v->tensor);
     if (mine.summands().size() > kMany) mine.unite(v->tensor);
@@ -415,15 +398,36 @@ Value Kernels::Match::result(size_t o) const {
     refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
            to_string(call.out[o].local));
   v.region = Region(std::move(digits));
-  v.terms = terms, v.combine = combine, v.order = order;
+  v.terms = terms, v.combine = combine;
   if (v.terms.summands().size() > kMany) v.terms.unite(v.tensor);
   if (v.terms.summands().size() > 1 && op.code != OpCode::k_add)  // not as they are
     v.terms.rename_each([&](TensorId summand) { return ref.image_of(summand, v.tensor); });
   v.terms.rename(v.tensor);
   name_terms(o, v);
-  if (!partial.empty()) v.order = kernels.tree_.made_of(v.order, call.in[partial[0]].value->tensor, v.tensor);
-  kernels.tree_.close(v);
+  v.order = order_of(v);
   return v;
+}
+
+// What says the result's bits; what is another view of an operand has those of it.
+uint64_t Kernels::Match::order_of(const Value& result) const {
+  if (!kernels.tree_.asked()) return 0;
+  std::vector<uint64_t> orders;
+  std::vector<Dims> dims;
+  // Elements for themselves, or fixed groups of them; otherwise bits depend on how much a kernel makes at once.
+  const auto owns_all = [](const Layout& l) { return std::ranges::count(l.owner, -1) == 0; };
+  const bool of_groups = std::ranges::any_of(list, [](const Factor& f) { return f.group.rows > 0; });
+  const bool maps = std::ranges::all_of(list, [](const Factor& f) { return f.kind == FactorKind::kMap; });
+  const bool each = has_flag(op.code, kElementwise) || has_flag(op.code, kRearranges) || op.code == OpCode::k_slice ||
+                    op.code == OpCode::k_concat || of_groups ||
+                    (maps && std::ranges::all_of(shape.in, owns_all) && std::ranges::all_of(shape.out, owns_all));
+  for (const Operand& o : call.in) {
+    if (o.value && o.value->tensor == result.tensor) return o.value->order;
+    orders.push_back(o.value ? o.value->order : 0);
+    if (!each) dims.push_back(o.local);
+  }
+  for (const Digit& d : result.region.digits())  // not where, but in how many pieces of it
+    for (size_t k = 0; k < d.set.runs().size() && !each; ++k) dims.push_back({d.set.runs()[k].size()});
+  return kernels.tree_.made(result, call.whole, orders, dims);
 }
 
 std::optional<size_t> Kernels::Match::inner_of(size_t f) const {

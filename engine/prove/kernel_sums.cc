@@ -43,7 +43,7 @@ std::optional<Value> Kernels::cast(const KernelCall& call) {
   const DType own = ref_.tensor(x.tensor).dtype, to = call.out.at(0).dtype;
   if (ref_.constant(x.tensor) && ref_.is_zero(x.tensor)) return {};  // zeros of any type are zeros
   Value out = x;
-  out.dtype = to;
+  out.dtype = to, out.order = tree_.cast(x, to);
   if (const TensorId narrow = x.terms.whole() && x.dtype == own ? ref_.before_cast(x.tensor, to) : kNone;
       narrow != kNone) {
     out.tensor = narrow;
@@ -75,8 +75,12 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   const Value &sum = *call.in.at(0).value, &x = *call.in.at(1).value;
   if (call.in[0].local != call.in[1].local)
     refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
-  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {sum};
   Value out = x;
+  const auto with_zeros = [&](Value v) {
+    if (combine == name_of(Combine::kSum)) v.order = tree_.beside_zero(v);
+    return v;
+  };
+  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {with_zeros(sum)};
   out.dtype = sum.dtype;
   exempt_sum(out);
   const DType own = ref_.tensor(x.tensor).dtype;
@@ -88,7 +92,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
     if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
     if (!x.terms.whole() && combine != name_of(x.combine))
       refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
-    return {out};
+    return {with_zeros(out)};
   }
   if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));

@@ -28,8 +28,7 @@ struct Kernels::Match {
   std::vector<size_t> partial = {};  // operands with terms
   std::vector<size_t> cut = {};      // factors that are not whole
   std::optional<Interval> groups = {};
-  Terms terms = {};    // that operands have
-  uint64_t order = 0;  // of them
+  Terms terms = {};  // that operands have
   Joining combine = {};
 
   Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)
@@ -61,6 +60,7 @@ struct Kernels::Match {
   void find_groups();
   void find_terms();
   Value result(size_t o) const;
+  uint64_t order_of(const Value& result) const;
   void name_terms(size_t o, Value& value) const;
   std::optional<size_t> inner_of(size_t f) const;
   std::optional<FactorSet> cut_of(size_t f) const;

@@ -49,6 +49,27 @@ void add_names(Form::Names& names, const std::string& instruction) {
     if (instruction[k] == '.' || instruction[k] == '#' || instruction[k] == '@') names.insert(instruction.substr(0, k));
 }
 
+// Of values that the same ops of a scope make of the same, the first.
+TensorIds equal_values(const Graph& g) {
+  TensorIds now(g.tensors.size());
+  std::iota(now.begin(), now.end(), TensorId{0});
+  std::map<std::tuple<OpCode, std::string, TensorIds>, std::vector<const Op*>> seen;
+  for (const Op& op : g.ops) {
+    TensorIds reads = op.inputs;
+    for (TensorId& id : reads) id = id == kNone ? kNone : now[static_cast<size_t>(id)];
+    std::vector<const Op*>& alike = seen[{op.code, g.scope_path(op.scope), reads}];
+    const auto twin = std::ranges::find_if(alike, [&](const Op* other) { return same_op(g, *other, op); });
+    if (twin == alike.end()) {
+      alike.push_back(&op);
+      continue;
+    }
+    for (size_t k = 0; k < op.outputs.size(); ++k)
+      if (op.outputs[k] != kNone && (*twin)->outputs[k] != kNone)
+        now[static_cast<size_t>(op.outputs[k])] = (*twin)->outputs[k];
+  }
+  return now;
+}
+
 // Which sums of a product and a bias are one product with a bias: rounded once, and another op than the product alone.
 // Where precision has no say, smaller_form undoes it, and it matters for which products are equal to which alone. Some
 // become one when gradients are there already, each of its own op's: in 16 bits those of two scopes, and products that
@@ -68,13 +89,19 @@ class Biases {
     Form::Names in_sums;
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && wanted(g, *sum)) in_sums.insert(sum->product->name);
-    std::set<Alone> merged;  // products without a bias that the plan has no kernel of
+    const TensorIds now = equal_values(g);
+    const auto alone = [&](const Op& op) {
+      return Alone{g.scope_path(op.scope), now[static_cast<size_t>(op.inputs[0])],
+                   now[static_cast<size_t>(op.inputs[1])]};
+    };
+    std::set<Alone> merged, run;  // products without a bias: none of an equal one is run, some is
     for (const Op& op : g.ops)
-      if (has_flag(op.code, kProduct) && !form.products.contains(op.name) && !in_sums.contains(op.name))
-        merged.insert(alone(g, op));
+      if (has_flag(op.code, kProduct) && !in_sums.contains(op.name))
+        (form.products.contains(op.name) ? run : merged).insert(alone(op));
+    for (const Alone& one : run) merged.erase(one);
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && wanted(g, *sum))
-        if (merged.contains(alone(g, *sum->product)) || (half_ && !are_of_one_scope(g, *sum))) late_.insert(op.name);
+        if (merged.contains(alone(*sum->product)) || (half_ && !are_of_one_scope(g, *sum))) late_.insert(op.name);
   }
 
   TensorIds form(Graph& g, const Op& op) const {
@@ -99,7 +126,6 @@ class Biases {
   };
   using Layer = std::tuple<std::string, TensorId, TensorId>;  // scope, weight, bias
   using Alone = std::tuple<std::string, TensorId, TensorId>;  // scope, operands
-  static Alone alone(const Graph& g, const Op& op) { return {g.scope_path(op.scope), op.inputs[0], op.inputs[1]}; }
 
   static std::optional<Sum> sum_of(const Graph& g, const Op& op) {
     if (op.code != OpCode::k_add) return {};

@@ -52,17 +52,18 @@ void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& 
   if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
 }
 
-std::string statement(const Entry& entry, const std::string& order, const std::set<std::string>& exemptions) {
+std::string statement(const Entry& entry, bool exact, const std::string& order,
+                      const std::set<std::string>& exemptions) {
   std::string out =
       entry.name == "train"
           ? "every copy of every variable is, after a step, what the one-device program makes of it, and all that is "
             "handed out is the program's, up to the order of sums"
           : "all that is handed out is the one-device program's, up to the order of sums";
+  if (exact) out += "; in exact mode micro-batches are whole and added by the tree";
+  if (exact && order.empty()) out += "; nothing is said of bits: devices make copies of one value in unlike ways";
   if (!order.empty())
-    out += fmt::format(
-        "; in exact mode micro-batches are whole and added by the tree; bit for bit what plans of this "
-        "program with order {} give, as far as kernels are the same",
-        order);
+    out += fmt::format("; bit for bit what plans of this program with order {} give, as far as kernels are the same",
+                       order);
   for (const std::string& e : exemptions) out += "; " + e;
   return out;
 }
@@ -97,7 +98,7 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
     if (reference.rounds_apart())
       exemptions.insert("products are rounded before their bias or activation, which one device adds first");
     if (walk.tree().asked()) out.order = walk.tree().order();
-    out.what = statement(entry, out.order, exemptions);
+    out.what = statement(entry, walk.tree().asked(), out.order, exemptions);
   }
 }
 

@@ -224,7 +224,7 @@ std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, 
 std::optional<Region> Region::cut(const Dims& local, const SubAxis& sub_axis, Interval part) const {
   int64_t outer = sub_axis.outer, inner = sub_axis.inner;
   const auto dim = static_cast<size_t>(sub_axis.dim);
-  if (dim >= local.size() || local[dim] % (outer * inner)) return {};
+  if (dim >= local.size() || outer <= 0 || inner <= 0 || local[dim] % (outer * inner)) return {};
   const int64_t extent = local[dim] / (outer * inner);
   if (part.begin < 0 || part.end > extent) return {};
   for (size_t d = 0; d < dim; ++d) outer *= local[d];

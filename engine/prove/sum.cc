@@ -169,7 +169,6 @@ Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
     refuse("terms of {} are added twice: {} to {}", ref.name(twice), describe(ref, x), describe(ref, sum));
   }
   out.order = tree.added(sum, x);
-  tree.close(out);
   return out;
 }
 

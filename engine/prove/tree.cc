@@ -49,10 +49,7 @@ uint64_t mix_both(uint64_t a, uint64_t b) { return mix(mix(1, std::min(a, b)), s
 
 }  // namespace
 
-uint64_t hash(uint64_t beside, const Region& region) { return mix(beside, region); }
-
-Tree::Tree(Reference& reference, const Entry& entry, const Symmetry& symmetry, bool exact)
-    : ref_(reference), batch_(entry.batch), exact_(exact), shapes_(symmetry, entry.rows.size()) {
+Tree::Tree(Reference& reference, const Entry& entry, bool exact) : ref_(reference), batch_(entry.batch), exact_(exact) {
   if (!exact) return;
   for (const DeviceRow& row : entry.rows)
     for (const SampleCut& cut : row.samples) {
@@ -165,51 +162,57 @@ uint64_t Tree::hash(const Terms& terms, const Terms& besides) const {
 
 uint64_t Tree::added(const Value& a, const Value& b) const {
   if (!exact_) return 0;
-  return mix_both(mix(a.order, hash(a.terms, b.terms)), mix(b.order, hash(b.terms, a.terms)));
+  const uint64_t both = mix_both(mix(a.order, hash(a.terms, b.terms)), mix(b.order, hash(b.terms, a.terms)));
+  return mix(mix(both, name_of(a.dtype)), name_of(b.dtype));
 }
 
-uint64_t Tree::beside(const Value& a, const Value& b) const {
+uint64_t Tree::beside_zero(const Value& v) const { return exact_ ? mix(v.order, uint64_t{5}) : 0; }
+
+uint64_t Tree::cast(const Value& v, DType to) const { return exact_ ? mix(v.order, name_of(to)) : 0; }
+
+uint64_t Tree::made(const Value& result, std::string_view kernel, const std::vector<uint64_t>& orders,
+                    const std::vector<Dims>& dims) const {
   if (!exact_) return 0;
-  const auto of = [&](const Value& v) { return mix(v.order, ref_.tensor(v.tensor).name); };
-  return mix_both(of(a), of(b));
-}
-
-uint64_t Tree::made_of(uint64_t order, TensorId of, TensorId made) const {
-  return order == 0 || of == made ? order : mix(order, ref_.tensor(made).name);
-}
-
-uint64_t Tree::put_together(const std::vector<uint64_t>& orders) {
-  uint64_t out = 5;
+  uint64_t out = mix(mix(mix(6, ref_.tensor(result.tensor).name), kernel), name_of(result.dtype));
   for (const uint64_t order : orders) out = mix(out, order);
-  return std::ranges::count(orders, orders[0]) == std::ssize(orders) ? orders[0] : out;
+  for (const Dims& of : dims) out = mix(out, of);
+  return out;
 }
 
-void Tree::close(Value& sum) {
-  if (!exact_ || !sum.terms.whole() || sum.order == 0) return;
-  sums_[sum.tensor][sum.order].insert(mix(6, sum.region));
-  sum.order = 0;
+uint64_t Tree::put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& regions) {
+  if (std::ranges::count(orders, orders[0]) == std::ssize(orders)) return orders[0];
+  uint64_t out = 7;
+  for (size_t k = 0; k < orders.size(); ++k) out = mix(mix(out, orders[k]), regions[k]);
+  return out;
 }
 
-void Tree::compute(int32_t device, const Op& op, const std::vector<Dims>& operands, const Value& result) {
+void Tree::deliver(const std::string& name, const Dims& dims, const Value& value) {
   if (!exact_) return;
-  uint64_t out = mix(7, op.name);
-  for (const Dims& dims : operands) out = mix(out, dims);
-  shapes_.add(device, Value{.tensor = result.tensor, .region = result.region, .order = out});
+  const Region region = value.region.in(dims).value_or(value.region);
+  std::vector<Delivered>& all = delivered_[name];
+  const auto meets = [&](const Region& other) {
+    for (size_t d = 0; d < region.digits().size(); ++d)
+      if (d < other.digits().size() && !region.digits()[d].any && !other.digits()[d].any &&
+          !region.digits()[d].set.meets(other.digits()[d].set))
+        return false;
+    return true;
+  };
+  for (const Delivered& each : all) {
+    if (each.order == value.order && each.region.digits() == region.digits()) return;
+    alike_ &= each.order == value.order || !meets(each.region);
+  }
+  all.push_back({region, value.order});
 }
 
 std::string Tree::order() const {
+  if (!alike_) return "";
   uint64_t out = 8;
-  std::map<std::string, const std::map<uint64_t, std::set<uint64_t>>*> named;
-  for (const auto& [tensor, orders] : sums_) named[ref_.tensor(tensor).name] = &orders;
-  for (const auto& [name, orders] : named) {
-    out = mix(out, name);
-    for (const auto& [order, elements] : *orders) {
-      out = mix(out, order);
-      if (orders->size() == 1) continue;  // of all elements
-      for (const uint64_t e : elements) out = mix(out, e);
-    }
+  for (const auto& [name, all] : delivered_) {
+    const bool one = std::ranges::all_of(all, [&](const Delivered& d) { return d.order == all[0].order; });
+    uint64_t parts = 0;  // in any order
+    for (const Delivered& d : all) parts += mix(d.order, d.region);
+    out = mix(mix(out, name), one ? all[0].order : parts);
   }
-  for (const uint64_t shape : shapes_.all()) out = mix(out, shape);
   return fmt::format("{:016x}", out);
 }
 

@@ -29,7 +29,8 @@ struct Value {
   Region region = {};
   Terms terms = {};                                 // not whole: what it has of a sum
   Joining combine = {};                             // of terms that are not whole
-  uint64_t order = 0;                               // in which they were added, in exact mode; 0: by one kernel (Tree)
+  OpCode of_nothing{};                              // zeros that this op makes of no elements
+  uint64_t order = 0;                               // in exact mode: what says its bits (Tree)
   int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
   // What the same instruction put there one micro-batch before, or before those that are left out.
   std::shared_ptr<const Value> before = nullptr;

@@ -53,7 +53,7 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
       ref_(reference),
       symmetry_(symmetry),
       gaps_(symmetry.micro_batches().any_long()),
-      tree_(reference, entry, symmetry, plan.options.exact),
+      tree_(reference, entry, plan.options.exact),
       kernels_(reference, sum_dtypes_of(plan.options), tree_) {
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
@@ -361,6 +361,7 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
     expected.region = wanted;
     refuse("output {}: expected {}, found {}", port.name, describe(ref_, expected), describe(ref_, *value));
   }
+  tree_.deliver("output " + port.name, port.dims, *value);
 }
 
 // Every copy of every variable is what the one-device program makes of it.
@@ -382,7 +383,10 @@ void Walk::end(Device& d) {
     }
     Value expected = *before;
     expected.tensor = wanted;
-    if (after && after->tensor == wanted && after->terms.whole() && same_box(*after, *before, variable.dims)) continue;
+    if (after && after->tensor == wanted && after->terms.whole() && same_box(*after, *before, variable.dims)) {
+      tree_.deliver("variable " + variable.name, variable.dims, *after);
+      continue;
+    }
     if (after) reads_ = {after};
     refuse("device {} ends with {} in the place of variable {}; expected {}", d.at.device,
            after ? describe(ref_, *after) : "several things", variable.name, describe(ref_, expected));

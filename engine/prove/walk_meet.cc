@@ -98,6 +98,8 @@ void Walk::check_apart(const Device& d, const Instruction& i, bool in_place, boo
   for (size_t o = 0; o < i.out.size(); ++o) {
     if (!is_there(i.out[o])) continue;
     const Place to = place(i.out[o]);
+    if (in_place && is_there(i.in.at(o)) && to != place(i.in[o]))
+      refuse("it works in place, and {} lies elsewhere than {}", buffer(d, i.out[o]).name, buffer(d, i.in[o]).name);
     for (size_t n = 0; n < std::min(i.in.size(), i.out.size()); ++n) {  // a copy has its place as another operand
       if (!is_there(i.in[n]) || !proof::meet(to, place(i.in[n]))) continue;
       if (n == o && (gathers || (in_place && to == place(i.in[n])))) continue;
