@@ -1,0 +1,271 @@
+// In exact mode a proof says what the bits are as a number: damage that leaves a plan right to rounding changes it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "own_programs.h"
+#include "plan/row_waits.h"
+#include "plan_damage.h"
+#include "proof_case.h"
+#include "unit/caught.h"
+#include "unit/small_models.h"
+#include "unit/trained.h"
+
+using namespace whale;
+using namespace whale::test;
+
+namespace {
+
+EntryProof proof_of(Plan& plan) {
+  for (Program& p : plan.entries[0].programs) add_row_waits(p);
+  return prove(plan, plan.entries[0]);
+}
+
+// Both are proven; whether the numbers are one, and the bits that devices make.
+struct Alike {
+  bool order = false, bits = false;
+};
+Alike compare(Plan a, Plan b) {
+  const EntryProof one = proof_of(a), other = proof_of(b);
+  CHECK_MESSAGE(one.verdict == ProofVerdict::kProven, one.what);
+  CHECK_MESSAGE(other.verdict == ProofVerdict::kProven, other.what);
+  return {one.order == other.order, small::train(a, 1) == small::train(b, 1)};
+}
+
+// relu(x w1) w2, and x w1 handed out.
+Plan products(const char* devices, const char* strategy, Precision precision = Precision::kFloat32) {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "products";
+  const TensorId x = m.input("x", {8, 64});
+  const TensorId y = m.op(k_matmul, {x, m.variable("w1", {64, 8})}, {}, "mm1");
+  const TensorId h = m.op(k_relu, {y}, {}, "act");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_matmul, {h, m.variable("w2", {8, 4})}, {}, "mm2")}, {}, "loss"),
+             OptimizerKind::kSgd);
+  m.g.outputs = {{"logits", y}};
+  Plan plan = plan_of(m.g, devices, strategy, [&](CompileOptions& o) {
+    o.exact = true, o.fusion = false, o.accumulation = 1, o.overlap = false, o.precision = precision;
+  });
+  give_own_programs(plan.entries[0]);
+  return plan;
+}
+
+size_t place(const Segment& s, std::string_view name) {
+  const auto at = std::ranges::find(s.instructions, name, &Instruction::name);
+  if (at == s.instructions.end()) throw std::runtime_error("no " + std::string(name));
+  return static_cast<size_t>(at - s.instructions.begin());
+}
+
+// An all_reduce over a group's part, of one buffer in its place.
+Instruction all_reduce(const char* name, BufferId of, int32_t group) {
+  Instruction i;
+  i.work = work::Collective{.op = OpCode::k_all_reduce, .group = group};
+  i.name = name, i.in = i.out = {of};
+  return i;
+}
+Instruction slice_of(const char* name, BufferId from, BufferId to, Interval columns) {
+  return made(OpCode::k_local_slice, name, {from}, {to},
+              {{"sub_axis", Ints{1, 1, 1}}, {"begin", columns.begin}, {"end", columns.end}});
+}
+
+// The sum that act reads over one axis and then the other, and the one that is handed out the other way round;
+// `exchanged`: the orders are.
+Plan summed_twice(bool exchanged) {
+  Plan plan = products("ref:4", "split(2, factor=k) > split(2, factor=k)");
+  for (const DeviceRow& row : plan.entries[0].rows) {
+    Program& p = plan.entries[0].programs[static_cast<size_t>(row.program)];
+    Segment& s = p.segments[0];
+    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    const size_t at = place(s, "mm1.part");  // a reduce_scatter over each axis
+    const Instruction first = s.instructions[at], second = s.instructions[at + 1];
+    const BufferId sum = fresh(p, "sum", {8, 8}), other = fresh(p, "other", {8, 8});
+    const int32_t a = first.as<work::Collective>()->group, b = second.as<work::Collective>()->group;
+    const auto member = [&](int32_t group) -> int64_t {
+      for (const auto& part : plan.groups[static_cast<size_t>(group)].parts)
+        if (const auto found = std::ranges::find(part, row.device); found != part.end()) return found - part.begin();
+      return -1;
+    };
+    const int64_t begin = 4 * member(a) + 2 * member(b);
+    const std::vector<Instruction> instead{slice_of("sum", first.in[0], sum, {0, 8}),
+                                           slice_of("other", first.in[0], other, {0, 8}),
+                                           all_reduce("sum.1", sum, exchanged ? b : a),
+                                           all_reduce("sum.2", sum, exchanged ? a : b),
+                                           all_reduce("other.1", other, exchanged ? a : b),
+                                           all_reduce("other.2", other, exchanged ? b : a),
+                                           slice_of("mm1.part", sum, second.out[0], {begin, begin + 2})};
+    const BufferId handed_out = s.instructions[place(s, "bucket.1")].out[0];
+    s.instructions.erase(s.instructions.begin() + std::ptrdiff_t(at), s.instructions.begin() + std::ptrdiff_t(at) + 2);
+    s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(at), instead.begin(), instead.end());
+    for (const char* name : {"bucket.0", "bucket.1"}) {
+      Instruction& i = s.instructions[place(s, name)];
+      i.in.erase(i.in.begin()), i.out.erase(i.out.begin());
+      auto& cuts = i.as<work::Collective>()->cuts;
+      if (cuts.size() > 1) cuts.resize(1);
+    }
+    for (Instruction& i : s.instructions) std::ranges::replace(i.in, handed_out, other);
+  }
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("exact proofs: who reads which of two sums") {
+  const Alike found = compare(summed_twice(false), summed_twice(true));
+  CHECK(!found.bits);
+  CHECK(!found.order);
+  const Alike same = compare(summed_twice(true), summed_twice(true));
+  CHECK(same.bits);
+  CHECK(same.order);
+}
+
+TEST_CASE("exact proofs: zeros that are added") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "negative";
+  const TensorId x = m.input("x", {8, 4}), y = m.op(k_neg, {m.op(k_relu, {x}, {}, "r")}, {}, "y");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_matmul, {y, m.variable("w", {4, 3})}, {}, "mm")}, {}, "loss"),
+             OptimizerKind::kSgd);
+  m.g.outputs = {{"logits", y}};
+  const Plan plan = plan_of(m.g, "ref:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.fusion = false; });
+  Plan with = plan;
+  Program& p = with.entries[0].programs[0];
+  Segment& s = p.segments[0];
+  const BufferId of = named(p, "y").out[0], zeros = fresh(p, "zeros", {8, 4}), sum = fresh(p, "sum", {8, 4});
+  for (size_t k = place(s, "y") + 1; k < s.instructions.size(); ++k) std::ranges::replace(s.instructions[k].in, of, sum);
+  put_behind(p, "y", made(k_add, "sum", {of, zeros}, {sum}));
+  put_behind(p, "y", made(k_fill, "zeros", {}, {zeros},
+                          {{"shape", Ints{8, 4}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+  for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+  const Alike found = compare(plan, with);  // -0 + 0 is 0
+  CHECK(!found.order);
+}
+
+TEST_CASE("exact proofs: parts of a product in a wider type") {
+  const Plan plan = products("ref:4", "split(4, factor=k)", Precision::kBFloat16);
+  Plan wide = plan;
+  for (Program& p : wide.entries[0].programs) {
+    Segment& s = p.segments[0];
+    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    Instruction& product = s.instructions[place(s, "mm1")];
+    const BufferId narrow = product.out[0], sum = fresh(p, "sum", {8, 8}), all = fresh(p, "all", {8, 8}, DType::kBF16);
+    product.as<work::Kernel>()->attrs["out_dtype"] = std::string("f32"), product.out = {sum};
+    const Instruction scatter = s.instructions[place(s, "mm1.part")];
+    const auto& c = *scatter.as<work::Collective>();
+    Instruction part = slice_of("mm1.part", all, scatter.out[0], {});
+    for (size_t m = 0; m < 4; ++m)
+      if (&p == &wide.entries[0].programs[static_cast<size_t>(wide.entries[0].rows[m].program)])
+        part = slice_of("mm1.part", all, scatter.out[0], c.cuts[0].cuts[m]);
+    s.instructions[place(s, "mm1.part")] = part;
+    put_before(p, "mm1.part", made(OpCode::k_cast, "all", {sum}, {all}, {{"dtype", std::string("bf16")}}));
+    put_before(p, "all", all_reduce("sum.all", sum, c.group));
+    Instruction& bucket = s.instructions[place(s, "bucket.0")];
+    const auto at = std::ranges::find(bucket.in, narrow) - bucket.in.begin();
+    const BufferId handed_out = bucket.out.at(static_cast<size_t>(at));
+    bucket.in.erase(bucket.in.begin() + at), bucket.out.erase(bucket.out.begin() + at);
+    if (bucket.in.empty()) drop(p, "bucket.0");
+    for (Instruction& i : s.instructions) std::ranges::replace(i.in, handed_out, all);
+  }
+  const Alike found = compare(plan, wide);
+  CHECK(!found.bits);
+  CHECK(!found.order);
+}
+
+// A kernel that makes all of an op at once may have other bits than the ones that make it in parts.
+TEST_CASE("exact proofs: another kernel has another number") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "classes";
+  const TensorId x = m.input("x", {4, 3}), y = m.input("y", {4}, DType::kI32);
+  const TensorId logits = m.op(k_matmul, {x, m.variable("w", {3, 5})}, {}, "mm");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y})}, {}, "loss"), OptimizerKind::kSgd);
+  m.g.outputs = {{"logits", logits}};
+  const auto order_on = [&](const char* devices, const char* strategy) {
+    Plan plan = plan_of(m.g, devices, strategy, [](CompileOptions& o) { o.exact = true; });
+    return proof_of(plan).order;
+  };
+  const std::string one = order_on("null:1", "replica(1)");
+  CHECK(one.size() == 16);
+  CHECK(one == order_on("null:2", "pipeline(2)"));
+  CHECK(one != order_on("null:2", "split(2)"));
+}
+
+TEST_CASE("exact proofs: sums in another order have another number") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "halves";
+  const TensorId x = m.input("x", {8, 4});
+  const TensorId h = m.op(k_relu, {m.op(k_matmul, {x, m.variable("w1", {4, 6})}, {}, "mm1")}, {}, "act");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_matmul, {h, m.variable("w2", {6, 4})}, {}, "mm2")}, {}, "loss"),
+             OptimizerKind::kSgd);
+  const auto exact = [&](const char* strategy, int devices, int64_t micro_batches) {
+    return plan_of(m.g, fmt::format("null:{}", devices), strategy,
+                   [&](CompileOptions& o) { o.exact = true, o.fusion = false, o.accumulation = micro_batches; });
+  };
+  // 0 + 2 + 1 + 3 of four parts of a split; where there are two, they are the same sum in either order.
+  for (const size_t parts : {size_t{2}, size_t{4}}) {
+    Plan plan = exact(parts == 2 ? "split(2, factor=k)" : "split(4, factor=k)", static_cast<int>(parts), 1);
+    const EntryProof before = proof_of(plan);
+    CHECK_MESSAGE(before.verdict == ProofVerdict::kProven, before.what);
+    CHECK(before.order.size() == 16);
+    CHECK_MESSAGE(has(before.what, "with order " + before.order), before.what);
+    Group other = plan.groups.at(0);
+    std::swap(other.parts[0][parts / 2 - 1], other.parts[0][parts / 2]);
+    plan.groups.push_back(other);
+    for (Program& p : plan.entries[0].programs)
+      for (Segment& s : p.segments)
+        for (Instruction& i : s.instructions)
+          if (auto* c = i.as<work::Collective>(); c && c->op == k_all_reduce)
+            c->group = static_cast<int32_t>(plan.groups.size()) - 1;
+    const EntryProof after = proof_of(plan);
+    CHECK_MESSAGE(after.verdict == ProofVerdict::kProven, after.what);
+    CHECK((after.order == before.order) == (parts == 2));
+  }
+  // (0 + 2) + (1 + 3) of four micro-batches, each on a device of its own.
+  Plan rows = exact("replica(4)", 4, 4);
+  CHECK(proof_of(rows).verdict == ProofVerdict::kProven);
+  for (Program& p : rows.entries[0].programs)
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions)
+        if (auto* k = i.as<work::Kernel>(); k && k->op == k_local_slice && attr_ints(k->attrs, "sub_axis")[0] == 0)
+          for (const auto& [from, to] : {std::pair{1, 2}, {2, 1}})
+            if (attr_int(k->attrs, "begin") == from) {
+              k->attrs["begin"] = int64_t{to}, k->attrs["end"] = int64_t{to} + 1;
+              break;
+            }
+  for (Program& p : rows.entries[0].programs) add_row_waits(p);
+  const EntryProof turned = proof_of(rows);
+  CHECK_MESSAGE(turned.verdict == ProofVerdict::kRefuted, turned.what);
+  CHECK(has(turned.what, "no halves of a node of the tree"));
+  // The mean of each micro-batch before they are added, and of their sum.
+  Plan plan = exact("replica(1)", 1, 2);
+  const EntryProof before = proof_of(plan);
+  Program& p = plan.entries[0].programs[0];
+  Instruction scaled, fill;
+  for (const Instruction& i : p.segments.back().instructions)
+    if (i.kernel() && i.kernel()->op == k_mul) scaled = i;
+  const BufferId number = fresh(p, "number", {}), sum = scaled.in.at(0);
+  for (Instruction& i : p.segments.back().instructions) {
+    if (i.out == BufferIds{scaled.in[1]}) fill = i;
+    for (BufferId& id : i.in)
+      if (id == scaled.out[0]) id = sum;
+  }
+  drop(p, scaled.name.c_str());
+  for (Instruction* i : {&fill, &scaled}) i->waits.clear();
+  fill.out = {number};
+  for (Segment& s : p.segments)
+    for (size_t k = 0; k < s.instructions.size(); ++k)
+      if (has(s.instructions[k].name, "reduce_sum")) {
+        const BufferId of = s.instructions[k].out[0];
+        if (has(p.buffers[size_t(of)].name, ".sum")) continue;
+        scaled.in = {of, number}, scaled.out = {of};
+        shift(s, k + 1, 2);
+        s.instructions.insert(s.instructions.begin() + std::ptrdiff_t(k) + 1, {fill, scaled});
+        break;
+      }
+  for (Program& each : plan.entries[0].programs) add_row_waits(each);
+  const EntryProof after = proof_of(plan);
+  CHECK_MESSAGE(after.verdict == ProofVerdict::kProven, after.what);
+  CHECK(after.order != before.order);
+  plan.options.exact = false;
+  CHECK(proof_of(plan).order.empty());
+}
