@@ -111,7 +111,7 @@ struct Copier {
     const Place mine = place_of(i, g.op(i).stage);
     for (const OpId r : readers[static_cast<size_t>(storage)]) {
       if (r == i) continue;
-      const Place other = place_of(r, g.op(r).code == OpCode::k_transfer ? lg.stage(x) : g.op(r).stage);
+      const Place other = place_of(r, g.op(r).code == OpCode::k_transfer ? lg.stage(g.op(r).inputs[0]) : g.op(r).stage);
       if (lg.micro_batches > 1 && may_follow(other, mine)) return true;
       if (r > i && (sums_in_place(r, storage) || needs(r, i))) return true;
     }
