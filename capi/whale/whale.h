@@ -682,7 +682,7 @@ typedef struct whale_proof_options {
  * `verdict`: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); `text`: lines for a person; `entries`:
  * of each `entry`, `batch`, `verdict`, `what` (proven: the statement; else what was expected and found, or has no rule), `construct` that has no
  * rule, `walked` instructions, `path`: who made what it reads, and where an instruction is the reason `at`: its `device`, `segment`, `number`,
- * `verb`, `instruction`, `scope`, `micro_batch`. Of a plan in exact mode that is proven `order`: plans of one program with the same order give the same bits. A verdict is no error. */
+ * `verb`, `instruction`, `scope`, `micro_batch`. An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits. A verdict is no error. */
 WHALE_API whale_status *whale_plan_prove_json(const whale_plan *plan, const whale_proof_options *options /* may be NULL */,
                                               whale_text *out);
 /* The same, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */

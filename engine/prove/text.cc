@@ -6,7 +6,8 @@ namespace whale {
 std::string text(const Proof& proof) {
   std::string out;
   for (const EntryProof& e : proof.entries) {
-    out += fmt::format("{} of {} samples: {}: ", e.entry, e.batch, name_of(e.verdict));
+    const std::string of = e.batch > 0 ? fmt::format(" of {} samples", e.batch) : "";
+    out += fmt::format("{}{}: {}: ", e.entry, of, name_of(e.verdict));
     if (e.device >= 0)
       out += fmt::format("device {}, instruction {} of {}, micro-batch {}: {} '{}'{}: ", e.device, e.number, e.segment,
                          e.micro_batch, e.verb, e.instruction, e.scope.empty() ? "" : " in " + e.scope);

@@ -38,6 +38,9 @@ void add_prove(CLI::App& app, int& exit_code) {
   add_plan_options(*command, state->arguments);
   bound_proof(*command);
   command->callback([state, &exit_code] {
+    if (state->arguments.trials > 0)
+      throw Failure(
+          "--trials runs candidates, and `whale prove` opens no device; plan with it, and prove the plan file");
     const Engine engine = make_engine(state->arguments.init_dir);
     const Plan plan = open_plan(engine.get(), state->path, state->arguments);
     const Proof proof(plan.get(), state->arguments.timeout);

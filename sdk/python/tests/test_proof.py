@@ -1,4 +1,5 @@
 """Plans that are right and were once refuted, or had no rule."""
+import numpy as np
 import pytest
 
 import whale as wh
@@ -95,6 +96,17 @@ def view_of_a_parameter(graph):
     return o.square(o.matmul(x, w)).mean()
 
 
+def summand_that_a_device_has_none_of(bias):
+    def build(graph):
+        x, y = wh.input("x", (4, 3, 3)), wh.input("y", (4, 3), wh.int32)
+        h = wh.nn.linear(x, 3)
+        f = h + wh.nn.linear(h, 3, name="q", bias=bias)
+        f = f + o.concat([f[:, 3:], f], axis=1)
+        return wh.nn.cross_entropy(wh.nn.linear(wh.nn.layer_norm(f), 7, name="head", bias=False), y)
+
+    return build
+
+
 CONV, UP, POOL = (
     mean_over_a_map(lambda x: wh.nn.conv2d(x, 2, kernel=3, padding=1)),
     mean_over_a_map(lambda x: wh.nn.conv2d_transpose(x, 2, kernel=2, stride=2)),
@@ -125,6 +137,10 @@ CASES = {
         two_layers, SGD, 4, "replica([pipeline(2, micro_batches=2), split(2)])", {"precision": "bfloat16"},
     ),
     "a view of an offloaded parameter": (view_of_a_parameter, SGD, 1, "", {"offload": ["parameters"]}),
+    "a summand that a device has none of": (
+        summand_that_a_device_has_none_of(True), SGD, 4, "split(4, factor=classes)", {},
+    ),
+    "the same without a bias": (summand_that_a_device_has_none_of(False), SGD, 4, "split(4, factor=classes)", {}),
     "penalties": (
         penalties, SGD, 8, ALL,
         {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
@@ -140,3 +156,28 @@ def test_right_plan_is_proven(case):
         graph.minimize(build(graph), optimizer, clip_norm=1.0 if "clipped" in case else 0)
     proof = wh.plan(graph, devices=f"null:{devices}", strategy=strategy, **options).prove(progress=False)
     assert proof["verdict"] == "proven", proof["text"]
+
+
+def test_plans_of_one_order_have_the_same_bits():
+    """A loss that is computed whole, by the classes' parts, and through a pipeline, on CPU devices."""
+    graph = wh.Graph()
+    with graph:
+        x, y = wh.input("x", (4, 3)), wh.input("y", (4,), wh.int32)
+        graph.minimize(wh.nn.cross_entropy(wh.nn.linear(x, 5), y), wh.SGD(0.1))
+    rng = np.random.default_rng(0)
+    batches = [
+        {"x": rng.standard_normal((4, 3)).astype(np.float32), "y": rng.integers(0, 5, 4).astype(np.int32)}
+        for _ in range(5)
+    ]
+    found = {}
+    for devices, strategy in (
+        ("cpu:1", "local"), ("cpu:2", "pipeline(2, micro_batches=1)"), ("cpu:2", "split(2)"),
+        ("cpu:4", "replica(1) > split(2) > split(2)"), ("cpu:3", "split(3, factor=classes)"), ("cpu:4", "replica(2) > split(2)"),
+    ):
+        plan = wh.plan(graph, devices=devices, strategy=strategy, exact=True)
+        entry = plan.prove(progress=False)["entries"][0]
+        assert entry["verdict"] == "proven" and len(entry["order"]) == 16, entry
+        job = plan.start(seed=1, threads=1)
+        bits = [job.step(**batch) for batch in batches], {n: v.tobytes() for n, v in job.parameters().items()}
+        assert found.setdefault(entry["order"], bits) == bits, strategy
+    assert len(found) > 2

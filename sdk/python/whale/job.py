@@ -115,8 +115,8 @@ class Plan:
         lines for a person; ``entries``: of each ``entry`` (``"train"``, ``"eval"``), ``batch``, ``verdict``, ``what`` (proven: the
         statement; else what was expected and found, or has no rule), ``construct`` that has no rule, ``walked``: how many instructions
         were, ``path``: who made what it reads, and where an instruction is the reason ``at``: its ``device``, ``segment``, ``number``,
-        ``verb``, ``instruction``, ``scope``, ``micro_batch``. Of a plan in exact mode that is proven ``order``, text: plans of one program
-        with the same order give the same bits.
+        ``verb``, ``instruction``, ``scope``, ``micro_batch``. An entry that is proven in exact mode has an ``order``, text: those of two
+        plans of one program that have the same give the same bits.
 
         timeout
             Seconds that the proof may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
