@@ -10,7 +10,7 @@ namespace {
 
 // Summands that go on together: so many as one where their terms are alike, and so many at all. Uses of uses of one sum
 // double them.
-constexpr size_t kMany = 16, kMost = 256;
+constexpr size_t kMany = 16, kMost = 1024;
 
 // The leading dimensions of a product's first operand and of its result may be one: rows of a matrix.
 bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {

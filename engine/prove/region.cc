@@ -125,7 +125,14 @@ Region Region::spread(const Dims& dims, const Dims& local) const {
     int64_t extent = 1, held = 1;
     bool fits = d.any;
     for (; k < dims.size() && extent < d.extent; ++k) extent *= dims[k], held *= local[k], fits &= local[k] <= dims[k];
-    if (extent != d.extent) {  // of other dims from here on
+    if (extent != d.extent) {  // of other dims from here on, the last of these in part
+      const int64_t all = k > first && local[k - 1] > 0 ? extent / dims[k - 1] : 0;
+      const int64_t n = all > 0 ? held / local[k - 1] : 0;
+      if (fits && n > 0 && d.extent % all == 0 && d.set.size() % n == 0 && d.set.size() / n <= d.extent / all) {
+        for (size_t whole = first; whole + 1 < k; ++whole) out.push_back({dims[whole], Set::first(local[whole]), true});
+        out.push_back({d.extent / all, Set::first(d.set.size() / n), true});
+        ++at;
+      }
       out.insert(out.end(), digits.begin() + static_cast<std::ptrdiff_t>(at), digits.end());
       break;
     }
