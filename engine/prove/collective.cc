@@ -9,11 +9,11 @@ namespace {
 Held combined(Reference& ref, Tree& tree, const Exchange& e) {
   const Held* first = nullptr;
   std::optional<Value> out;
-  bool zeros = false;
+  std::vector<const Value*> zeros;
   for (const Held& held : e.in) {
     const Value& v = *held;
     if (const double* c = ref.constant(v.tensor); c && is_neutral(name_of(e.work->combine), *c)) {
-      zeros |= *c == 0;
+      if (*c == 0) zeros.push_back(&v);
       continue;
     }
     if (!v.terms.whole() && v.combine != e.work->combine)
@@ -37,7 +37,7 @@ Held combined(Reference& ref, Tree& tree, const Exchange& e) {
     out = with_terms(ref, tree, *out, v);
   }
   if (!out) return e.in[0];
-  if (zeros) out->order = tree.beside_zero(*out);
+  for (const Value* zero : zeros) out->order = tree.beside_zero(*out, *zero, *ref.constant(zero->tensor));
   return std::make_shared<const Value>(std::move(*out));
 }
 

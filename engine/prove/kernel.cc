@@ -46,12 +46,14 @@ KernelCall step_of(const KernelCall& call, OpCode code, uint64_t key) {
           .forward = call.forward};
 }
 
-// The op that an instruction without a name of the user's is called after: "matmul_32", "matmul_32.none".
+// The op that zeros without a name of the user's are called after, which has no part to make them of: "matmul_32",
+// "matmul_32.none". None: they are numbers of their own.
 OpCode named_after(std::string_view name) {
   name = name.substr(0, name.find('.'));
   while (!name.empty() && (name.back() == '_' || std::isdigit(static_cast<unsigned char>(name.back()))))
     name.remove_suffix(1);
-  return find_op(name) != nullptr ? code_of(name) : OpCode{};
+  const OpCode code = find_op(name) != nullptr ? code_of(name) : OpCode{};
+  return code == OpCode::k_fill ? OpCode{} : code;
 }
 
 // Sums of blocks, and then of those: in exact mode whoever does it does it so.
@@ -101,7 +103,7 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
                                              : terms.combine == combine;
       if (!c || !is_neutral(name_of(combine), *c) || !right || call.in[0].local != call.in[1].local) continue;
       Value out = terms;
-      if (combine == Combine::kSum) out.order = tree_.beside_zero(out);
+      if (combine == Combine::kSum) out.order = tree_.beside_zero(out, none, *c);
       return {std::move(out)};
     }
   if (const auto combine = combines_terms(ref_, call)) return accumulate(call, name_of(*combine));
@@ -330,7 +332,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
         if (const double* c = ref_.constant(call.in[i].value->tensor);
             c && *c == 0 && call.in[0].local == call.in[1].local) {
           Value out = *call.in[1 - i].value;
-          out.order = tree_.beside_zero(out);
+          out.order = tree_.beside_zero(out, *call.in[i].value, *c);
           return {std::move(out)};
         }
     if (ref_.ops_of(call.code).empty()) {
@@ -390,10 +392,26 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
     if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
   }
   for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
-  const bool linear = makes_zeros(d.factors(view), zero);
+  // Numbers that are known make a number, and zero times what is no number is none.
+  const auto number = [&](const Operand& o) { return o.value ? ref_.constant(o.value->tensor) : nullptr; };
+  const auto is_finite = [&](const Operand& o) {
+    const double* c = number(o);
+    return !c || !(std::isinf(*c) || o.value->tensor == ref_.constant(o.value->dtype, std::nan("")));
+  };
+  const auto is_known = [&](const Operand& o) { return number(o) && !std::isnan(*number(o)); };
+  if (d.of_numbers != nullptr && std::ranges::all_of(call.in, is_known) &&
+      d.of_numbers(*number(call.in[0]), *number(call.in[1])) != 0)
+    return {};
+  const bool linear = makes_zeros(d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
   std::vector<Value> out;
   for (const Result& r : call.out)
-    if (linear) out.push_back(constant(r, 0)), out.back().of_nothing = of_nothing ? call.code : OpCode{};
+    if (linear) {
+      out.push_back(constant(r, 0));
+      out.back().of_nothing = of_nothing ? call.code : OpCode{};
+      std::vector<uint64_t> orders;
+      for (const Operand& o : call.in) orders.push_back(o.value ? o.value->order : 0);
+      if (!of_nothing) out.back().order = tree_.made(out.back(), d.name, orders, {});
+    }
   return out;
 }
 
@@ -410,7 +428,7 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
     if (!is_named && call.forward)
       if (auto made = with_zeros(call, Like::kName)) return made;
     Value out = *call.in[1 - i].value;
-    out.order = tree_.beside_zero(out);
+    out.order = tree_.beside_zero(out, *call.in[i].value, 0);
     return std::vector<Value>{std::move(out)};
   }
   return {};
@@ -427,6 +445,9 @@ std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const
     for (size_t o = 0; o < call.out.size(); ++o) {
       out.push_back(constant(call.out[o], 0));
       out[o].tensor = ref_.root(op.outputs.at(o)), out[o].dtype = ref_.tensor(op.outputs[o]).dtype;
+      std::vector<uint64_t> orders;
+      for (const Operand& x : call.in) orders.push_back(x.value ? x.value->order : 0);
+      out[o].order = tree_.made(out[o], call.whole, orders, {});
     }
     return out;
   }
@@ -442,10 +463,11 @@ std::optional<Value> Kernels::of_numbers(const KernelCall& call) {
   const DType dtype = call.out[0].dtype;
   const auto in_type = [&](double x) { return dtype == DType::kF32 ? static_cast<float>(x) : x; };
   if (dtype != DType::kF32 && dtype != DType::kF64) return {};
-  const auto made = def(call.code).of_numbers;
-  if (made == nullptr) return {};
+  const auto make = def(call.code).of_numbers;
+  const double made = make == nullptr ? std::nan("") : in_type(make(in_type(*number(0)), in_type(*number(1))));
+  if (!std::isfinite(made)) return {};
   check_shapes(call);
-  return constant(call.out[0], in_type(made(in_type(*number(0)), in_type(*number(1)))));
+  return constant(call.out[0], made);
 }
 
 // A gradient that is zero by form, in the type of sums that an option asks for.

@@ -343,6 +343,17 @@ void Kernels::Match::find_terms() {
     refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
            describe(ref, *call.in[partial[0]].value), op.name);
   }
+  const auto is_of = [&](size_t operand, const Terms& some) {  // made of what has these terms
+    return std::ranges::any_of(some.summands(), [&](const Summand& s) {
+      return std::ranges::any_of(s.boxes, [&](const TermBox& box) {
+        return std::ranges::any_of(box,
+                                   [&](const FactorSet& f) { return ref.is_made_of(op.inputs[operand], f.key.op); });
+      });
+    });
+  };
+  if (pairs && is_of(partial[0], call.in[partial[1]].value->terms) &&
+      is_of(partial[1], call.in[partial[0]].value->terms))
+    no_rule("{} of parts of two sums, each of which either operand may have", op.name);
   if (pairs) terms = std::move(*pairs);
   const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
   // What two operands have in common is told apart by which of them it comes from.
@@ -365,6 +376,10 @@ void Kernels::Match::find_terms() {
     if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
     if (terms.summands().size() > kMost) no_rule("{} adds more than {} summands of unlike terms", op.name, kMost);
   }
+  // Of one sum by two ways, through either of two operands, terms are told apart by the operand.
+  if (together.size() == 1)
+    for (size_t j = 0; j < call.in.size(); ++j)
+      if (j != partial[0] && call.in[j].value && alone(j) && is_of(j, terms)) by_operand = static_cast<int>(partial[0]);
 }
 
 Value Kernels::Match::result(size_t o) const {
@@ -400,9 +415,17 @@ Value Kernels::Match::result(size_t o) const {
   v.region = Region(std::move(digits));
   v.terms = terms, v.combine = combine;
   if (v.terms.summands().size() > kMany) v.terms.unite(v.tensor);
-  if (v.terms.summands().size() > 1 && op.code != OpCode::k_add)  // not as they are
-    v.terms.rename_each([&](TensorId summand) { return ref.image_of(summand, v.tensor); });
-  v.terms.rename(v.tensor);
+  const auto image = [&](TensorId summand) { return ref.image_of(summand, v.tensor); };
+  const TensorId from = partial.empty() ? kNone : call.in[partial[0]].value->tensor;
+  const bool own = v.terms.summands().size() == 1 && v.terms.summands()[0].tensor == from;
+  if (by_operand >= 0) {
+    v.terms.rename_each(image);
+    if (by_operand > 0) v.terms.rename_each(image);
+  } else if (own) {
+    v.terms.rename(v.tensor);
+  } else if (op.code != OpCode::k_add && from != v.tensor) {  // not as they are
+    v.terms.rename_each(image);
+  }
   name_terms(o, v);
   v.order = order_of(v);
   return v;

@@ -76,11 +76,11 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   if (call.in[0].local != call.in[1].local)
     refuse("it adds a part of shape {} to a sum of shape {}", to_string(call.in[1].local), to_string(call.in[0].local));
   Value out = x;
-  const auto with_zeros = [&](Value v) {
-    if (combine == name_of(Combine::kSum)) v.order = tree_.beside_zero(v);
+  const auto with_zeros = [&](Value v, const Value& zeros, double number) {
+    if (combine == name_of(Combine::kSum)) v.order = tree_.beside_zero(v, zeros, number);
     return v;
   };
-  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {with_zeros(sum)};
+  if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {with_zeros(sum, x, *c)};
   out.dtype = sum.dtype;
   exempt_sum(out);
   const DType own = ref_.tensor(x.tensor).dtype;
@@ -92,7 +92,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
     if (!is_neutral(combine, *c)) refuse("the {} over micro-batches begins with {}", combine, *c);
     if (!x.terms.whole() && combine != name_of(x.combine))
       refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
-    return {with_zeros(out)};
+    return {with_zeros(out, sum, *c)};
   }
   if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));

@@ -28,7 +28,8 @@ struct Kernels::Match {
   std::vector<size_t> partial = {};  // operands with terms
   std::vector<size_t> cut = {};      // factors that are not whole
   std::optional<Interval> groups = {};
-  Terms terms = {};  // that operands have
+  Terms terms = {};     // that operands have
+  int by_operand = -1;  // which of several that are made of one sum
   Joining combine = {};
 
   Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)

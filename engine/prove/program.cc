@@ -275,6 +275,37 @@ bool rounds_apart(const Graph& g, const Form& form, bool folds) {
   });
 }
 
+// What the plan takes apart before it gives types to what is in between, and merges what is equal then: products that
+// it runs without their bias, and those without a kernel whose equal ones it does; in 16 bits without their activation.
+// True: there are some.
+bool take_apart(Graph& g, const Form& form) {
+  const TensorIds now = equal_values(g);
+  using Operands = std::tuple<std::string, TensorId, TensorId>;
+  const auto operands = [&](const Op& op) {
+    return Operands{g.scope_path(op.scope), now[static_cast<size_t>(op.inputs[0])],
+                    now[static_cast<size_t>(op.inputs[1])]};
+  };
+  const auto runs_bare = [&](const Op& op) {
+    return form.unbiased.contains(op.name) && !form.biased.contains(op.name);
+  };
+  std::set<Operands> bare;
+  for (const Op& op : g.ops)
+    if (has_flag(op.code, kProduct) && runs_bare(op)) bare.insert(operands(op));
+  Form::Names apart;
+  for (const Op& op : g.ops) {
+    if (!has_flag(op.code, kProduct)) continue;
+    const bool merged = !form.products.contains(op.name) && bare.contains(operands(op));
+    const bool inactive = is_half(g.training.precision) && is_active(op.attrs) && form.inactive.contains(op.name) &&
+                          !form.active.contains(op.name);
+    if (inactive || (is_biased(op) && (runs_bare(op) || merged))) apart.insert(op.name);
+  }
+  rewrite(g, [&](Graph& graph, const Op& op) {
+    const bool whole = has_flag(op.code, kProduct) && (is_biased(op) || is_active(op.attrs));
+    return whole && apart.contains(op.name) ? smaller_form(graph, op) : TensorIds{};
+  });
+  return !apart.empty();
+}
+
 bool trains_in(const Entry& entry) { return entry.name == "train"; }
 
 }  // namespace
@@ -341,13 +372,7 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
     });
   const Biases biases(g, form);
   rewrite(g, [&](Graph& graph, const Op& op) { return biases.form(graph, op); });
-  // What the plan takes apart before it gives types to what is in between.
-  if (is_half(g.training.precision))
-    rewrite(g, [&](Graph& graph, const Op& op) {
-      const bool apart = has_flag(op.code, kProduct) && is_active(op.attrs) && form.inactive.contains(op.name) &&
-                         !form.active.contains(op.name);
-      return apart ? smaller_form(graph, op) : TensorIds{};
-    });
+  const bool rounds = take_apart(g, form) && is_half(g.training.precision);
   apply_precision(g);
   keep_apart(g, form.products);
   clean(g);
@@ -357,7 +382,7 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
   const bool half = is_half(g.training.precision);
   if (half) rewrite(g, [&](Graph& graph, const Op& op) { return biases.late_form(graph, op); });
   if (half) fold_activations(g, form);
-  const bool apart = half && rounds_apart(g, form, plan.options.fusion);
+  const bool apart = rounds || (half && rounds_apart(g, form, plan.options.fusion));
   rewrite(g, [&](Graph& graph, const Op& op) {
     return half && runs_whole(graph, op, form) ? TensorIds{} : smaller_form(graph, op);
   });

@@ -261,6 +261,17 @@ TensorId Reference::known_image_of(TensorId summand, TensorId sum) const {
   return at == images_.end() ? kNone : at->second;
 }
 
+bool Reference::is_made_of(TensorId tensor, OpId op) {
+  const OpId maker = tensor == kNone ? kNone : g_.tensor(tensor).producer;
+  if (maker == kNone || maker < op) return false;  // ops stand in an order in which they can run
+  if (maker == op) return true;
+  const auto at = made_of_.find({tensor, op});
+  if (at != made_of_.end()) return at->second;
+  bool found = false;
+  for (size_t i = 0; i < g_.op(maker).inputs.size() && !found; ++i) found = is_made_of(g_.op(maker).inputs[i], op);
+  return made_of_[{tensor, op}] = found;
+}
+
 TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
   if (op.code != OpCode::k_add) return kNone;
   for (const size_t i : {size_t{0}, size_t{1}})

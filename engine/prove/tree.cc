@@ -1,6 +1,7 @@
 #include "prove/tree.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "base/format.h"
@@ -162,11 +163,15 @@ uint64_t Tree::hash(const Terms& terms, const Terms& besides) const {
 
 uint64_t Tree::added(const Value& a, const Value& b) const {
   if (!exact_) return 0;
-  const uint64_t both = mix_both(mix(a.order, hash(a.terms, b.terms)), mix(b.order, hash(b.terms, a.terms)));
+  const uint64_t one = mix(a.order, hash(a.terms, b.terms)), other = mix(b.order, hash(b.terms, a.terms));
+  // The larger of 0 and -0 is the first of them.
+  const uint64_t both = a.combine == Joining(Combine::kSum) ? mix_both(one, other) : mix(one, other);
   return mix(mix(both, name_of(a.dtype)), name_of(b.dtype));
 }
 
-uint64_t Tree::beside_zero(const Value& v) const { return exact_ ? mix(v.order, uint64_t{5}) : 0; }
+uint64_t Tree::beside_zero(const Value& v, const Value& zeros, double zero) const {
+  return exact_ ? mix(mix(v.order, zeros.order), int64_t{std::signbit(zero) ? 6 : 5}) : 0;
+}
 
 uint64_t Tree::cast(const Value& v, DType to) const { return exact_ ? mix(v.order, name_of(to)) : 0; }
 

@@ -28,8 +28,9 @@ class Tree {
 
   // Value::order of ...
   uint64_t added(const Value& a, const Value& b) const;  // both, terms of one sum
-  uint64_t beside_zero(const Value& v) const;            // zeros added to it: -0 is 0 then
-  uint64_t cast(const Value& v, DType to) const;         // it, in another type than the program has it
+  // Zeros added to it, 0 or -0: -0 and 0 is 0.
+  uint64_t beside_zero(const Value& v, const Value& zeros, double zero) const;
+  uint64_t cast(const Value& v, DType to) const;  // it, in another type than the program has it
   // What an op makes of values of these orders; `kernel`: what makes it, `dims`: of operands, where it matters how much
   // is made at once.
   uint64_t made(const Value& result, std::string_view kernel, const std::vector<uint64_t>& orders,

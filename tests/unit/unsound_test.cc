@@ -687,3 +687,64 @@ TEST_CASE("unsound AB: parts are rounded before they are added") {
     say("AB: each part rounded", plan);
   }
 }
+
+// (q(half) k + q k(other half)) is no sum of what is linear in either, though every half is there once.
+TEST_CASE("unsound AC: one sum by both operands of a product") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "gated";
+  const TensorId x = m.input("x", {4, 8}), s = m.op(k_reduce_sum, {x}, {{"axes", Ints{0}}}, "s");
+  const TensorId q = m.op(k_mul, {s, m.variable("wq", {8})}, {}, "q"),
+                 k = m.op(k_mul, {s, m.variable("wk", {8})}, {}, "k");
+  m.g.outputs = {{"y", m.op(k_mul, {q, k}, {}, "y")}};
+  for (const bool wrong : {false, true}) {
+    Plan plan = alone(m);
+    Program& p = plan.entries[0].programs[0];
+    const Instruction sum = named(p, "s"), gate = named(p, "q"), other = named(p, "k"), product = named(p, "y");
+    const auto half = [&](const char* name, const Instruction& of, int64_t begin) {  // of s, as q or k has it
+      const BufferId part = fresh(p, "part", {2, 8}), some = fresh(p, "some", {8}), out = fresh(p, name, {8});
+      put_before(p, "s",
+                 made(k_local_slice, "part", {sum.in[0]}, {part},
+                      {{"sub_axis", Ints{0, 1, 1}}, {"begin", begin}, {"end", begin + 2}}));
+      Instruction sums = sum, made_of = of;
+      sums.name = "some", sums.in = {part}, sums.out = {some};
+      made_of.name = name, made_of.in[0] = some, made_of.out = {out};
+      put_before(p, "s", sums), put_before(p, "s", made_of);
+      return out;
+    };
+    const BufferId a = fresh(p, "a", {8}), b = fresh(p, "b", {8});
+    const BufferId first = half("q.0", gate, 0), second = wrong ? half("k.1", other, 2) : half("q.1", gate, 2);
+    Instruction one = product, two = product;
+    one.name = "y.0", one.in = {first, other.out[0]}, one.out = {a};
+    two.name = "y.1", two.in = {wrong ? gate.out[0] : second, wrong ? second : other.out[0]}, two.out = {b};
+    put_before(p, "y", one), put_before(p, "y", two);
+    named(p, "y") = made(k_add, "y", {a, b}, product.out);
+    for (Segment& each : p.segments)
+      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    say(wrong ? "AC: half of q and the other half of k (no rule)" : "AC: undamaged, in two halves of q", plan);
+  }
+}
+
+TEST_CASE("unsound AD: zero times what is no number") {
+  using enum OpCode;
+  for (const bool divided : {false, true}) {
+    small::Model m;
+    m.g.name = "zeros";
+    const TensorId x = m.input("x", {8, 4}), zero = number(m, "zero", 0), c = number(m, "c", 2);
+    const TensorId none = m.op(k_mul, {zero, c}, {}, "none");
+    m.g.outputs = {{"y", m.op(k_mul, {m.op(k_add, {m.op(k_exp, {none}, {}, "e"), x}, {}, "a"), x}, {}, "y")}};
+    Plan plan = alone(m);
+    say("AD: undamaged", plan);
+    Program& p = plan.entries[0].programs[0];
+    Instruction& e = named(p, "e");
+    const BufferId bad = fresh(p, "bad", rows(8)), nothing = fresh(p, "nothing", rows(8)),
+                   made_bad = fresh(p, "m", rows(8));
+    e.in = {made_bad};
+    put_before(p, "e", filled("nothing", nothing, 0)),
+        put_before(p, "e", filled("bad", bad, divided ? 0 : std::nan("")));
+    put_before(p, "e", made(divided ? k_div : k_mul, "m", {nothing, bad}, {made_bad}));
+    for (Segment& each : p.segments)
+      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    say(divided ? "AD: 0 / 0" : "AD: 0 x NaN", plan);
+  }
+}
