@@ -101,7 +101,8 @@ class Biases {
     for (const Alone& one : run) merged.erase(one);
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && wanted(g, *sum))
-        if (merged.contains(alone(*sum->product)) || (half_ && !are_of_one_scope(g, *sum))) late_.insert(op.name);
+        if (merged.contains(alone(*sum->product)) || (half_ && (form.late || !are_of_one_scope(g, *sum))))
+          late_.insert(op.name);
   }
 
   TensorIds form(Graph& g, const Op& op) const {
@@ -297,7 +298,7 @@ bool take_apart(Graph& g, const Form& form) {
     const bool merged = !form.products.contains(op.name) && bare.contains(operands(op));
     const bool inactive = is_half(g.training.precision) && is_active(op.attrs) && form.inactive.contains(op.name) &&
                           !form.active.contains(op.name);
-    if (inactive || (is_biased(op) && (runs_bare(op) || merged))) apart.insert(op.name);
+    if (inactive || (is_biased(op) && (form.late || runs_bare(op) || merged))) apart.insert(op.name);
   }
   rewrite(g, [&](Graph& graph, const Op& op) {
     const bool whole = has_flag(op.code, kProduct) && (is_biased(op) || is_active(op.attrs));
@@ -370,9 +371,9 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
       const bool wanted = d.unpack && form.unpacked.contains(op.name);
       return wanted ? d.unpack(graph, op) : TensorIds{};
     });
+  const bool rounds = take_apart(g, form) && is_half(g.training.precision);
   const Biases biases(g, form);
   rewrite(g, [&](Graph& graph, const Op& op) { return biases.form(graph, op); });
-  const bool rounds = take_apart(g, form) && is_half(g.training.precision);
   apply_precision(g);
   keep_apart(g, form.products);
   clean(g);

@@ -19,6 +19,7 @@ struct Form {
   Names biased, unbiased;  // of these, with a bias within and without one
   Names active, inactive;  // with an activation within and without one
   bool whole = true;       // false: products are taken apart from their biases and activations all the same
+  bool late = false;       // those with a bias become one with it when gradients are there, in 16 bits
 };
 Form form_of(const Entry& entry);
 

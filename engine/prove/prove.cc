@@ -96,7 +96,10 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
     out.verdict = ProofVerdict::kProven;
     std::set<std::string> exemptions = walk.exemptions();
     if (reference.rounds_apart())
-      exemptions.insert("products are rounded before their bias or activation, which one device adds first");
+      exemptions.insert(
+          "products are rounded before their bias or activation, which one device adds first, and the gradients of "
+          "such "
+          "biases once");
     if (walk.tree().asked()) out.order = walk.tree().order();
     out.what = statement(entry, walk.tree().asked(), out.order, exemptions);
   }
@@ -147,10 +150,22 @@ EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& for
 EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, bool shown) {
   proof::Form form = proof::form_of(entry);
   EntryProof out = prove_as(plan, entry, form, sought, shown);
-  if (out.verdict == ProofVerdict::kProven || !is_half(plan.precision) || !has_own_products(plan, form)) return out;
-  form.whole = false;  // and the statement says so
-  EntryProof apart = prove_as(plan, entry, form, sought, shown);
-  return apart.verdict == ProofVerdict::kProven ? apart : out;
+  if (out.verdict == ProofVerdict::kProven || !is_half(plan.precision)) return out;
+  // In 16 bits it matters when a plan takes products apart and puts them together; the statement says so.
+  const auto proven_as = [&](const proof::Form& other) -> std::optional<EntryProof> {
+    EntryProof proof = prove_as(plan, entry, other, sought, shown);
+    return proof.verdict == ProofVerdict::kProven ? std::optional(std::move(proof)) : std::nullopt;
+  };
+  if (!form.biased.empty()) {
+    proof::Form late = form;
+    late.late = true;
+    if (auto proof = proven_as(late)) return *proof;
+  }
+  if (has_own_products(plan, form)) {
+    form.whole = false;
+    if (auto proof = proven_as(form)) return *proof;
+  }
+  return out;
 }
 
 Proof prove(const Plan& plan, bool shown) {

@@ -107,6 +107,27 @@ def summand_that_a_device_has_none_of(bias):
     return build
 
 
+def trunk():
+    return o.tanh(o.matmul(wh.input("x", (4, 4)), wh.parameter("v", (4, 4), wh.normal(0.3))))
+
+
+def two_biases(graph):
+    h, w = trunk(), wh.parameter("w", (4, 2), wh.normal(0.3))
+    b, c = (wh.parameter(name, (2,), wh.normal(0.3)) for name in "bc")
+    return o.square(o.matmul(h, w, b)).mean() + o.sin(o.matmul(h, w, c)).mean()
+
+
+def computed_weight(graph):
+    h, b = trunk(), wh.parameter("b", (4,), wh.normal(0.3))
+    w = o.matmul(wh.parameter("s", (4, 2), wh.normal(0.3)), wh.parameter("t", (2, 4), wh.normal(0.3)))
+    return o.square(o.matmul(h, w, b)).mean()
+
+
+def loss_of_weight_zero(graph):
+    h = trunk()
+    return o.square(h).mean() + 0.0 * o.sin(h).mean() + o.cos(h).mean()
+
+
 CONV, UP, POOL = (
     mean_over_a_map(lambda x: wh.nn.conv2d(x, 2, kernel=3, padding=1)),
     mean_over_a_map(lambda x: wh.nn.conv2d_transpose(x, 2, kernel=2, stride=2)),
@@ -141,6 +162,11 @@ CASES = {
         summand_that_a_device_has_none_of(True), SGD, 4, "split(4, factor=classes)", {},
     ),
     "the same without a bias": (summand_that_a_device_has_none_of(False), SGD, 4, "split(4, factor=classes)", {}),
+    "one product with two biases": (two_biases, SGD, 2, "split(2)", {}),
+    "the same in exact mode": (two_biases, SGD, 2, "split(2)", {"exact": True}),
+    "a computed weight with a bias": (computed_weight, SGD, 2, "split(2)", {"precision": "bfloat16"}),
+    "the same where nothing is cut": (computed_weight, SGD, 1, "split(1)", {"precision": "float16"}),
+    "a loss of weight 0": (loss_of_weight_zero, SGD, 2, "replica", {"exact": True, "accumulation": 2}),
     "penalties": (
         penalties, SGD, 8, ALL,
         {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
