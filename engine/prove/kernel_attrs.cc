@@ -109,14 +109,14 @@ void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<
   const bool of_input = box_is_of_input(ref_.graph(), op);
   const TensorId id = of_input ? op.inputs.at(0) : op.outputs[0];
   const Dims& dims = ref_.tensor(id).dims;
-  const auto lies = (of_input ? call.in.at(0).value->region : results.at(0).region).in(dims);
+  const Dims& local = of_input ? call.in.at(0).local : call.out.at(0).local;
+  const auto lies = (of_input ? call.in[0].value->region.spread(dims, local) : results.at(0).region).in(dims);
   if (!lies) no_rule("where a part of {} lies", op.name);
   static const Box kNowhere;
   const Box& box = call.box ? *call.box : kNowhere;
   if (box.global != dims || box.origin.size() != dims.size())
     refuse("the box is one of {}, and {} of the one-device program is {}", to_string(box.global), op.name,
            to_string(dims));
-  const Dims& local = of_input ? call.in[0].local : call.out[0].local;
   for (size_t k = 0; k < dims.size(); ++k) {
     if (!(placed >> k & 1)) continue;
     const Digit& found = lies->digits()[k];

@@ -343,17 +343,10 @@ void Kernels::Match::find_terms() {
     refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
            describe(ref, *call.in[partial[0]].value), op.name);
   }
-  const auto is_of = [&](size_t operand, const Terms& some) {  // made of what has these terms
-    return std::ranges::any_of(some.summands(), [&](const Summand& s) {
-      return std::ranges::any_of(s.boxes, [&](const TermBox& box) {
-        return std::ranges::any_of(box,
-                                   [&](const FactorSet& f) { return ref.is_made_of(op.inputs[operand], f.key.op); });
-      });
-    });
-  };
-  if (pairs && is_of(partial[0], call.in[partial[1]].value->terms) &&
-      is_of(partial[1], call.in[partial[0]].value->terms))
-    no_rule("{} of parts of two sums, each of which either operand may have", op.name);
+  if (linear == shape.factors->linear.end() || linear->size() == 1)  // of one sum by either of two operands
+    for (const size_t i : partial)
+      for (size_t j = 0; j < call.in.size(); ++j)
+        if (j != i && call.in[j].value && alone(j)) tell_apart(i, op.inputs[j]);
   if (pairs) terms = std::move(*pairs);
   const std::vector<int> together = pairs ? std::vector<int>{} : *linear;
   // What two operands have in common is told apart by which of them it comes from.
@@ -376,10 +369,17 @@ void Kernels::Match::find_terms() {
     if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
     if (terms.summands().size() > kMost) no_rule("{} adds more than {} summands of unlike terms", op.name, kMost);
   }
-  // Of one sum by two ways, through either of two operands, terms are told apart by the operand.
-  if (together.size() == 1)
-    for (size_t j = 0; j < call.in.size(); ++j)
-      if (j != partial[0] && call.in[j].value && alone(j) && is_of(j, terms)) by_operand = static_cast<int>(partial[0]);
+}
+
+// What the operand has terms of, where the other one is made of that too.
+void Kernels::Match::tell_apart(size_t operand, TensorId other) {
+  for (const Summand& s : call.in[operand].value->terms.summands()) {
+    if (ref.is_made_of(other, s.tensor)) ways.emplace(ref.root(s.tensor), operand);
+    for (const TermBox& box : s.boxes)
+      for (const FactorSet& f : box)
+        for (const TensorId made : ref.graph().op(f.key.op).outputs)
+          if (made != kNone && ref.is_made_of(other, made)) ways.emplace(ref.root(made), operand);
+  }
 }
 
 Value Kernels::Match::result(size_t o) const {
@@ -418,9 +418,15 @@ Value Kernels::Match::result(size_t o) const {
   const auto image = [&](TensorId summand) { return ref.image_of(summand, v.tensor); };
   const TensorId from = partial.empty() ? kNone : call.in[partial[0]].value->tensor;
   const bool own = v.terms.summands().size() == 1 && v.terms.summands()[0].tensor == from;
-  if (by_operand >= 0) {
-    v.terms.rename_each(image);
-    if (by_operand > 0) v.terms.rename_each(image);
+  if (!ways.empty()) {
+    v.terms.rename_each([&](TensorId summand) {
+      TensorId name = image(summand);
+      for (const auto& [of, operand] : ways) {
+        name = ref.image_of(name, of);
+        for (size_t n = 0; n < operand; ++n) name = image(name);
+      }
+      return name;
+    });
   } else if (own) {
     v.terms.rename(v.tensor);
   } else if (op.code != OpCode::k_add && from != v.tensor) {  // not as they are

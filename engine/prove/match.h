@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "prove/kernel.h"
@@ -28,8 +30,8 @@ struct Kernels::Match {
   std::vector<size_t> partial = {};  // operands with terms
   std::vector<size_t> cut = {};      // factors that are not whole
   std::optional<Interval> groups = {};
-  Terms terms = {};     // that operands have
-  int by_operand = -1;  // which of several that are made of one sum
+  Terms terms = {};                                 // that operands have
+  std::set<std::pair<TensorId, size_t>> ways = {};  // of what both operands are made, by which of them terms come
   Joining combine = {};
 
   Match(Kernels& by, const KernelCall& with, OpId of_op, const FactorSplits& how)
@@ -60,6 +62,7 @@ struct Kernels::Match {
   Digit looked_up(size_t f, int64_t n) const;
   void find_groups();
   void find_terms();
+  void tell_apart(size_t operand, TensorId other);
   Value result(size_t o) const;
   uint64_t order_of(const Value& result) const;
   void name_terms(size_t o, Value& value) const;

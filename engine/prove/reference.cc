@@ -249,6 +249,7 @@ TensorId Reference::image_of(TensorId summand, TensorId sum) {
     Tensor image;
     image.name = fmt::format("{} in {}", name(summand), g_.tensor(sum).name);
     image.dtype = g_.tensor(sum).dtype, image.dims = g_.tensor(sum).dims;
+    image_from_.emplace(at->second, summand);
     g_.tensors.push_back(std::move(image));
     root_.push_back(at->second);
   }
@@ -261,15 +262,18 @@ TensorId Reference::known_image_of(TensorId summand, TensorId sum) const {
   return at == images_.end() ? kNone : at->second;
 }
 
-bool Reference::is_made_of(TensorId tensor, OpId op) {
-  const OpId maker = tensor == kNone ? kNone : g_.tensor(tensor).producer;
-  if (maker == kNone || maker < op) return false;  // ops stand in an order in which they can run
-  if (maker == op) return true;
-  const auto at = made_of_.find({tensor, op});
+bool Reference::is_made_of(TensorId tensor, TensorId other) {
+  for (auto from = image_from_.find(other); from != image_from_.end(); from = image_from_.find(other))
+    other = from->second;
+  tensor = root(tensor), other = root(other);
+  if (tensor == other) return true;
+  const OpId maker = tensor == kNone ? kNone : g_.tensor(tensor).producer, first = g_.tensor(other).producer;
+  if (maker == kNone || maker < first) return false;  // ops stand in an order in which they can run
+  const auto at = made_of_.find({tensor, other});
   if (at != made_of_.end()) return at->second;
   bool found = false;
-  for (size_t i = 0; i < g_.op(maker).inputs.size() && !found; ++i) found = is_made_of(g_.op(maker).inputs[i], op);
-  return made_of_[{tensor, op}] = found;
+  for (size_t i = 0; i < g_.op(maker).inputs.size() && !found; ++i) found = is_made_of(g_.op(maker).inputs[i], other);
+  return made_of_[{tensor, other}] = found;
 }
 
 TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {

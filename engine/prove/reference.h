@@ -50,8 +50,8 @@ class Reference {
   // Are both operands of this addition sums, or summands, that have a tensor in common?
   bool shares_summands(OpId add) const { return shares_.contains(add); }
 
-  // Is a tensor made of what this op makes, by whatever way?
-  bool is_made_of(TensorId tensor, OpId op);
+  // Is a tensor made of the other one, or of what that is an image of, by whatever way? Or is it that one.
+  bool is_made_of(TensorId tensor, TensorId other);
 
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;
@@ -105,7 +105,8 @@ class Reference {
   std::map<TensorId, double> values_;
   std::map<std::pair<TensorId, TensorId>, TensorId> images_;
   std::unordered_set<OpId> shares_;
-  std::map<std::pair<TensorId, OpId>, bool> made_of_;
+  std::unordered_map<TensorId, TensorId> image_from_;  // the summand that it is an image of
+  std::map<std::pair<TensorId, TensorId>, bool> made_of_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_, in_loss_;

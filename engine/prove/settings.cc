@@ -1,5 +1,7 @@
 #include "prove/settings.h"
 
+#include <algorithm>
+
 #include "prove/value.h"
 
 namespace whale::proof {
@@ -44,6 +46,10 @@ void check_settings(const Plan& plan, const Reference& reference) {
   for (const PlanVariable& v : plan.variables)
     for (const Variable& of : g.variables)
       if (g.tensor(of.tensor).name == v.name) check_variable(v, of, g);
+  for (const Variable& of : g.variables)
+    if (const std::string& name = g.tensor(of.tensor).name;
+        of.next != kNone && std::ranges::count(plan.variables, name, &PlanVariable::name) == 0)
+      refuse("the plan has no variable {}, which a step changes", name);
 }
 
 }  // namespace whale::proof

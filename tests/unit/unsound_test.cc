@@ -693,16 +693,16 @@ TEST_CASE("unsound AC: one sum by both operands of a product") {
   using enum OpCode;
   small::Model m;
   m.g.name = "gated";
-  const TensorId x = m.input("x", {4, 8}), s = m.op(k_reduce_sum, {x}, {{"axes", Ints{0}}}, "s");
-  const TensorId q = m.op(k_mul, {s, m.variable("wq", {8})}, {}, "q"),
-                 k = m.op(k_mul, {s, m.variable("wk", {8})}, {}, "k");
+  const TensorId x = m.input("x", {4, 3, 8}), s = m.op(k_reduce_sum, {x}, {{"axes", Ints{0}}}, "s");
+  const TensorId q = m.op(k_matmul, {s, m.variable("wq", {8, 8})}, {}, "q"),
+                 k = m.op(k_matmul, {s, m.variable("wk", {8, 8})}, {}, "k");
   m.g.outputs = {{"y", m.op(k_mul, {q, k}, {}, "y")}};
   for (const bool wrong : {false, true}) {
     Plan plan = alone(m);
     Program& p = plan.entries[0].programs[0];
     const Instruction sum = named(p, "s"), gate = named(p, "q"), other = named(p, "k"), product = named(p, "y");
     const auto half = [&](const char* name, const Instruction& of, int64_t begin) {  // of s, as q or k has it
-      const BufferId part = fresh(p, "part", {2, 8}), some = fresh(p, "some", {8}), out = fresh(p, name, {8});
+      const BufferId part = fresh(p, "part", {2, 3, 8}), some = fresh(p, "some", {3, 8}), out = fresh(p, name, {3, 8});
       put_before(p, "s",
                  made(k_local_slice, "part", {sum.in[0]}, {part},
                       {{"sub_axis", Ints{0, 1, 1}}, {"begin", begin}, {"end", begin + 2}}));
@@ -712,7 +712,7 @@ TEST_CASE("unsound AC: one sum by both operands of a product") {
       put_before(p, "s", sums), put_before(p, "s", made_of);
       return out;
     };
-    const BufferId a = fresh(p, "a", {8}), b = fresh(p, "b", {8});
+    const BufferId a = fresh(p, "a", {3, 8}), b = fresh(p, "b", {3, 8});
     const BufferId first = half("q.0", gate, 0), second = wrong ? half("k.1", other, 2) : half("q.1", gate, 2);
     Instruction one = product, two = product;
     one.name = "y.0", one.in = {first, other.out[0]}, one.out = {a};
@@ -747,4 +747,45 @@ TEST_CASE("unsound AD: zero times what is no number") {
       for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
     say(divided ? "AD: 0 / 0" : "AD: 0 x NaN", plan);
   }
+}
+
+// matmul(p, u) + matmul(u, q) has q p nowhere and p q twice.
+TEST_CASE("unsound AE: a summand by one operand, the other one by the other") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "squares";
+  const TensorId x = m.input("x", {8, 4}), w = m.variable("w", {4, 4});
+  const TensorId p = m.op(k_tanh, {w}, {}, "p"), q = m.op(k_sigmoid, {w}, {}, "q"), u = m.op(k_add, {p, q}, {}, "u");
+  m.g.outputs = {{"y", m.op(k_matmul, {x, m.op(k_matmul, {u, u}, {}, "uu")}, {}, "y")}};
+  Plan plan = alone(m);
+  say("AE: undamaged", plan);
+  Program& r = plan.entries[0].programs[0];
+  for (Segment& s : r.segments)
+    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+  const Instruction product = named(r, "uu"), sum = named(r, "u");
+  const auto square = [&](const char* name) { return fresh(r, name, {4, 4}); };
+  const BufferId z = square("z"), one = square("one"), other = square("other"), a = square("a"), b = square("b");
+  const BufferId first = square("first"), second = square("second");
+  Instruction again_p = named(r, "p"), again_q = named(r, "q");
+  again_p.out = {first}, again_q.out = {second}, again_p.name = "p.2", again_q.name = "q.2";
+  Instruction left = product, right = product;
+  left.name = "uu.0", left.in = {one, sum.out[0], kNone}, left.out = {a};
+  right.name = "uu.1", right.in = {sum.out[0], other, kNone}, right.out = {b};
+  left.in.resize(product.in.size(), kNone), right.in.resize(product.in.size(), kNone);
+  put_before(r, "uu", again_p), put_before(r, "uu", again_q);
+  put_before(r, "uu",
+             made(k_fill, "z", {}, {z}, {{"shape", Ints{4, 4}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+  put_before(r, "uu", made(k_add, "one", {first, z}, {one})),
+      put_before(r, "uu", made(k_add, "other", {z, second}, {other}));
+  put_before(r, "uu", left), put_before(r, "uu", right);
+  named(r, "uu") = made(k_add, "uu", {a, b}, product.out);
+  for (Program& each : plan.entries[0].programs) add_row_waits(each);
+  CHECK(prove(plan, plan.entries[0]).verdict != ProofVerdict::kProven);
+}
+
+TEST_CASE("unsound AF: a variable that a step changes is left out") {
+  Plan plan = plan_of(small::mlp(8, OptimizerKind::kAdam).g, "null:1", "replica(1)");
+  for (PlanVariable& v : plan.variables)
+    if (has(v.name, "/m")) v.name += ".other";
+  say("AF: moments by another name", plan);
 }
