@@ -156,8 +156,7 @@ class HeldBack {
   Ints until_;  // made before each op
 };
 
-// Which ops wait for a bucket. Whatever reads the results of its members is an update, so only updates (and sums of
-// sums) lead there.
+// Which ops wait for a bucket: updates, sums of sums, gradients that are made of summed ones.
 class Waits {
  public:
   Waits(const Graph& g, const std::vector<Member>& members)
@@ -165,7 +164,6 @@ class Waits {
     for (const Member& m : members) leads_[static_cast<size_t>(m.op)] = 1;
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const Op& op = g.ops[i];
-      if (op.phase != Phase::kUpdate && !has_flag(op.code, kCollective) && op.code != OpCode::k_accumulate) continue;
       for (const TensorId id : op.inputs)
         if (id != kNone && g.tensor(id).producer != kNone && leads_[static_cast<size_t>(g.tensor(id).producer)])
           leads_[i] = 1;

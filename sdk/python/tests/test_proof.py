@@ -123,6 +123,11 @@ def computed_weight(graph):
     return o.square(o.matmul(h, w, b)).mean()
 
 
+def weight_and_product(graph):
+    a, b = wh.parameter("a", (4, 2), wh.normal(0.3)), wh.parameter("b", (2, 4), wh.normal(0.3))
+    return o.square(o.matmul(trunk(), wh.parameter("w", (4, 4), wh.normal(0.3)) + o.matmul(a, b))).mean()
+
+
 def loss_of_weight_zero(graph):
     h = trunk()
     return o.square(h).mean() + 0.0 * o.sin(h).mean() + o.cos(h).mean()
@@ -166,6 +171,7 @@ CASES = {
     "the same in exact mode": (two_biases, SGD, 2, "split(2)", {"exact": True}),
     "a computed weight with a bias": (computed_weight, SGD, 2, "split(2)", {"precision": "bfloat16"}),
     "the same where nothing is cut": (computed_weight, SGD, 1, "split(1)", {"precision": "float16"}),
+    "gradients of a summed gradient": (weight_and_product, SGD, 2, "replica", {"zero": 2, "gradient_dtype": "bfloat16"}),
     "a loss of weight 0": (loss_of_weight_zero, SGD, 2, "replica", {"exact": True, "accumulation": 2}),
     "penalties": (
         penalties, SGD, 8, ALL,
