@@ -49,6 +49,13 @@ void add_names(Form::Names& names, const std::string& instruction) {
     if (instruction[k] == '.' || instruction[k] == '#' || instruction[k] == '@') names.insert(instruction.substr(0, k));
 }
 
+bool is_late(const Graph& g, const Form& form, const Op& op) {
+  if (form.late != Form::Late::kInSplits) return form.late == Form::Late::kAll;
+  for (ScopeId s = op.scope; s != kNone; s = g.scopes[static_cast<size_t>(s)].parent)
+    if (g.scopes[static_cast<size_t>(s)].kind == ScopeKind::kSplit) return true;
+  return false;
+}
+
 // Of values that the same ops of a scope make of the same, the first.
 TensorIds equal_values(const Graph& g) {
   TensorIds now(g.tensors.size());
@@ -101,7 +108,8 @@ class Biases {
     for (const Alone& one : run) merged.erase(one);
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && wanted(g, *sum))
-        if (merged.contains(alone(*sum->product)) || (half_ && (form.late || !are_of_one_scope(g, *sum))))
+        if (merged.contains(alone(*sum->product)) ||
+            (half_ && (is_late(g, form, *sum->product) || !are_of_one_scope(g, *sum))))
           late_.insert(op.name);
   }
 
@@ -298,7 +306,7 @@ bool take_apart(Graph& g, const Form& form) {
     const bool merged = !form.products.contains(op.name) && bare.contains(operands(op));
     const bool inactive = is_half(g.training.precision) && is_active(op.attrs) && form.inactive.contains(op.name) &&
                           !form.active.contains(op.name);
-    if (inactive || (is_biased(op) && (form.late || runs_bare(op) || merged))) apart.insert(op.name);
+    if (inactive || (is_biased(op) && (is_late(g, form, op) || runs_bare(op) || merged))) apart.insert(op.name);
   }
   rewrite(g, [&](Graph& graph, const Op& op) {
     const bool whole = has_flag(op.code, kProduct) && (is_biased(op) || is_active(op.attrs));

@@ -19,7 +19,9 @@ struct Form {
   Names biased, unbiased;  // of these, with a bias within and without one
   Names active, inactive;  // with an activation within and without one
   bool whole = true;       // false: products are taken apart from their biases and activations all the same
-  bool late = false;       // those with a bias become one with it when gradients are there, in 16 bits
+  // Of those with a bias, which become one with it when gradients are there, in 16 bits: the model's scopes guess it.
+  enum class Late : uint8_t { kNone, kAll, kInSplits };
+  Late late = Late::kNone;
 };
 Form form_of(const Entry& entry);
 

@@ -157,9 +157,11 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
     return proof.verdict == ProofVerdict::kProven ? std::optional(std::move(proof)) : std::nullopt;
   };
   if (!form.biased.empty()) {
-    proof::Form late = form;
-    late.late = true;
-    if (auto proof = proven_as(late)) return *proof;
+    for (const auto which : {proof::Form::Late::kAll, proof::Form::Late::kInSplits}) {
+      proof::Form late = form;
+      late.late = which;
+      if (auto proof = proven_as(late)) return *proof;
+    }
   }
   if (has_own_products(plan, form)) {
     form.whole = false;
