@@ -212,11 +212,12 @@ void Tree::deliver(const std::string& name, const Dims& dims, const Value& value
 std::string Tree::order() const {
   if (!alike_) return "";
   uint64_t out = 8;
-  for (const auto& [name, all] : delivered_) {
+  for (const auto& each : delivered_) {
+    const std::vector<Delivered>& all = each.second;
     const bool one = std::ranges::all_of(all, [&](const Delivered& d) { return d.order == all[0].order; });
     uint64_t parts = 0;  // in any order
     for (const Delivered& d : all) parts += mix(d.order, d.region);
-    out = mix(mix(out, name), one ? all[0].order : parts);
+    out = mix(mix(out, each.first), one ? all[0].order : parts);
   }
   return fmt::format("{:016x}", out);
 }

@@ -131,10 +131,12 @@ TEST_CASE("exact proofs: zeros that are added") {
   Program& p = with.entries[0].programs[0];
   Segment& s = p.segments[0];
   const BufferId of = named(p, "y").out[0], zeros = fresh(p, "zeros", {8, 4}), sum = fresh(p, "sum", {8, 4});
-  for (size_t k = place(s, "y") + 1; k < s.instructions.size(); ++k) std::ranges::replace(s.instructions[k].in, of, sum);
+  for (size_t k = place(s, "y") + 1; k < s.instructions.size(); ++k)
+    std::ranges::replace(s.instructions[k].in, of, sum);
   put_behind(p, "y", made(k_add, "sum", {of, zeros}, {sum}));
-  put_behind(p, "y", made(k_fill, "zeros", {}, {zeros},
-                          {{"shape", Ints{8, 4}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+  put_behind(
+      p, "y",
+      made(k_fill, "zeros", {}, {zeros}, {{"shape", Ints{8, 4}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
   for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
   const Alike found = compare(plan, with);  // -0 + 0 is 0
   CHECK(!found.order);
