@@ -46,14 +46,18 @@ std::optional<FactorKey> groups_behind(Reference& ref, TensorId tensor) {
 }
 
 // Where groups are added up, terms are those of the batch's positions in them, however they were told apart before: the
-// groups that are added here go from `mine`, and `terms` (those of what is added; whole: all of these groups) are
-// counted from the batch's begin.
+// groups that are added here go from `mine`, and `terms` (those of what is added; told of none: all of these groups)
+// are counted from the batch's begin.
 void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox::iterator groups, Terms& terms) {
   const Factor& factor = ref.factors(ref.graph().op(key.op)).list[static_cast<size_t>(key.factor)];
   const int64_t rows = factor.group.rows;
   if (groups->any || groups->set.runs().size() != 1 || groups->extent * rows != factor.extent) return;
   const Interval at = groups->set.runs()[0];
-  if (terms.whole()) {
+  const bool told = std::ranges::any_of(terms.summands(), [&](const Summand& s) {  // which of them
+    return std::ranges::any_of(s.boxes,
+                               [&](const TermBox& b) { return std::ranges::count(b, key, &FactorSet::key) > 0; });
+  });
+  if (!told) {
     *groups = {key, factor.extent, Set(Interval{at.begin * rows, at.end * rows})};
   } else if (terms.all_have(key, at.size() * rows)) {
     terms.count_from(key, at.begin * rows, factor.extent);
