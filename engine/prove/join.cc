@@ -67,12 +67,9 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
     out.region = Region({Digit{elements, Set::first(elements), true}});
     return std::make_shared<const Value>(std::move(out));
   }
-  const auto open = [](const Region& r) {
-    return std::ranges::any_of(r.digits(), [](const Digit& d) { return d.any && !d.whole(); });
-  };
   const std::vector<Region> all = hulls(regions, elements);
   const bool complete = std::ranges::any_of(all, [&](const Region& r) { return r.size() == elements; });
-  if (all.empty() || (!complete && std::ranges::any_of(regions, open)))
+  if (all.empty() || (!complete && std::ranges::any_of(regions, &Region::open)))
     no_rule("parts {} and {} put together", to_string(regions[0]), to_string(regions.back()));
   if (!complete)
     refuse("parts {} and {} are put together, which leave something out or have it twice", to_string(regions[0]),

@@ -1,7 +1,6 @@
 #include "prove/kernel.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <optional>
 
@@ -46,16 +45,6 @@ KernelCall step_of(const KernelCall& call, OpCode code, uint64_t key) {
           .forward = call.forward};
 }
 
-// The op that zeros without a name of the user's are called after, which has no part to make them of: "matmul_32",
-// "matmul_32.none". None: they are numbers of their own.
-OpCode named_after(std::string_view name) {
-  name = name.substr(0, name.find('.'));
-  while (!name.empty() && (name.back() == '_' || std::isdigit(static_cast<unsigned char>(name.back()))))
-    name.remove_suffix(1);
-  const OpCode code = find_op(name) != nullptr ? code_of(name) : OpCode{};
-  return code == OpCode::k_fill ? OpCode{} : code;
-}
-
 // Sums of blocks, and then of those: in exact mode whoever does it does it so.
 bool has_blocks(const Graph& parts) {
   return std::ranges::any_of(parts.ops, [&](const Op& op) {
@@ -76,6 +65,12 @@ std::string kernel_of(const KernelCall& call) {
 
 bool is_of_reshard(const KernelCall& call) {
   return std::ranges::any_of(call.in, [](const Operand& o) { return o.name.find(".from") != o.name.npos; });
+}
+
+std::vector<uint64_t> KernelCall::orders() const {
+  std::vector<uint64_t> out;
+  for (const Operand& o : in) out.push_back(o.value ? o.value->order : 0);
+  return out;
 }
 
 std::vector<Value> Kernels::run(const KernelCall& call) {
@@ -113,20 +108,8 @@ std::vector<Value> Kernels::run(const KernelCall& call) {
                       (call.code == OpCode::k_cast && call.in.at(0).value->dtype == call.out.at(0).dtype);
   if (copies) return {*call.in.at(0).value};
   if (call.code == OpCode::k_local_slice || call.code == OpCode::k_part_view) return slice(call);
-  if (call.code == OpCode::k_fill) {
-    Value number = constant(call.out.at(0), attr_float(call.attrs, "value"));
-    number.of_nothing = named_after(call.name);
-    return {std::move(number)};
-  }
+  if (auto number = as_number(call)) return {std::move(*number)};
   if (updates_many) return updates(call);
-  if (keeps_numbers(call.code) && call.in.at(0).value && ref_.constant(call.in[0].value->tensor)) {
-    check_shapes(call);
-    Value same = constant(call.out.at(0), 0);
-    same.tensor = call.in[0].value->tensor, same.dtype = call.in[0].value->dtype;
-    same.terms = call.in[0].value->terms, same.combine = call.in[0].value->combine;
-    same.of_nothing = call.in[0].value->of_nothing;
-    return {std::move(same)};
-  }
   if (std::optional<Value> bias = wide_bias(call)) {
     KernelCall with = call;
     with.in[2].value = &*bias;
@@ -282,26 +265,6 @@ std::vector<Value> Kernels::slice(const KernelCall& call) {
   return {out};
 }
 
-// Nothing adds nothing.
-std::vector<Value> Kernels::without_elements(const KernelCall& call) {
-  if (call.code == OpCode::k_concat) {
-    KernelCall rest = call;
-    std::erase_if(rest.in, [](const Operand& o) { return !o.value || o.value->region.size() == 0; });
-    if (rest.in.empty()) return {*call.in.at(0).value};
-    return rest.in.size() == 1 ? std::vector<Value>{*rest.in[0].value} : run(rest);
-  }
-  if (std::ranges::all_of(call.out, [](const Result& r) { return element_count(r.local) == 0; })) return nothing(call);
-  if (std::vector<Value> none = zeros(call); !none.empty()) return none;
-  no_rule("{} reads a tensor without elements", call.name);
-}
-
-std::vector<Value> Kernels::nothing(const KernelCall& call) {
-  std::vector<Value> out;
-  for (const Result& r : call.out)
-    out.push_back({.tensor = ref_.constant(r.dtype, 0), .dtype = r.dtype, .region = Region({{0, Set(), true}})});
-  return out;
-}
-
 std::vector<Value> Kernels::one(const KernelCall& call) {
   const auto of_no_terms = [&](const Operand& o) {
     const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
@@ -359,9 +322,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   std::stable_partition(fit.begin(), fit.end(), [&](OpId op) { return ref_.graph().op(op).name == call.name; });
   std::optional<Stop> last;
   std::optional<std::vector<Value>> some;  // of what is the same all along, a part
-  const auto open = [](const Value& v) {
-    return std::ranges::any_of(v.region.digits(), [](const Digit& d) { return d.any && !d.whole(); });
-  };
+  const auto open = [](const Value& v) { return v.region.open(); };
   for (const OpId op : fit) try {
       std::vector<Value> made = match(turned ? *turned : call, op);
       if (ref_.graph().op(op).name == call.name || std::ranges::none_of(made, open)) return made;
@@ -374,166 +335,6 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   if (some) return *some;
   if (auto made = with_zeros(call)) return *made;
   throw *last;
-}
-
-// A sum of no terms is zero, and so is what is linear in it.
-std::vector<Value> Kernels::zeros(const KernelCall& call) {
-  const OpDef& d = def(call.code);
-  if (!d.factors) return {};
-  OpView view{call.code, &call.attrs, {}, {}, {}};
-  std::vector<char> zero;
-  bool of_nothing = false;
-  for (const Operand& o : call.in) {
-    view.present.push_back(o.value != nullptr);
-    view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
-    const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
-    zero.push_back(o.value && ((c && *c == 0) || o.value->region.size() == 0));
-    of_nothing |= zero.back() && (o.value->of_nothing != OpCode{} || o.value->region.size() == 0);
-    if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
-  }
-  for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
-  // Numbers that are known make a number, and zero times what is no number is none.
-  const auto number = [&](const Operand& o) { return o.value ? ref_.constant(o.value->tensor) : nullptr; };
-  const auto is_finite = [&](const Operand& o) {
-    const double* c = number(o);
-    return !c || !(std::isinf(*c) || o.value->tensor == ref_.constant(o.value->dtype, std::nan("")));
-  };
-  const auto is_known = [&](const Operand& o) { return number(o) && !std::isnan(*number(o)); };
-  if (d.of_numbers != nullptr && std::ranges::all_of(call.in, is_known) &&
-      d.of_numbers(*number(call.in[0]), *number(call.in[1])) != 0)
-    return {};
-  const bool linear = makes_zeros(d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
-  std::vector<Value> out;
-  for (const Result& r : call.out)
-    if (linear) {
-      out.push_back(constant(r, 0));
-      out.back().of_nothing = of_nothing ? call.code : OpCode{};
-      std::vector<uint64_t> orders;
-      for (const Operand& o : call.in) orders.push_back(o.value ? o.value->order : 0);
-      if (!of_nothing) out.back().order = tree_.made(out.back(), d.name, orders, {});
-    }
-  return out;
-}
-
-// The program adds zeros to this, which changes nothing; or they are those of a sum without terms.
-std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, const std::vector<OpId>& found) {
-  if (call.code != OpCode::k_add) return {};
-  const TensorId same = ref_.root(ref_.graph().op(found[0]).outputs[0]);
-  for (const size_t i : {size_t{0}, size_t{1}}) {
-    if (!ref_.is_zero(call.in[i].value->tensor) || call.in[1 - i].value->tensor != same) continue;
-    const auto named = [&](OpId op) { return ref_.graph().op(op).name == call.name; };
-    const bool is_named = call.forward && std::ranges::any_of(found, named);
-    if (!is_named && call.in[i].value->of_nothing != OpCode{})
-      if (auto made = with_zeros(call, Like::kMaker)) return made;
-    if (!is_named && call.forward)
-      if (auto made = with_zeros(call, Like::kName)) return made;
-    Value out = *call.in[1 - i].value;
-    out.order = tree_.beside_zero(out, *call.in[i].value, 0);
-    return std::vector<Value>{std::move(out)};
-  }
-  return {};
-}
-
-// What is one number all over is so after each element's op, whatever its shape.
-std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const std::vector<OpId>& found) {
-  if (!std::ranges::all_of(call.in, [](const Operand& o) { return !o.value || o.value->terms.whole(); })) return {};
-  for (const OpId id : found) {
-    const Op& op = ref_.graph().op(id);
-    if (!ref_.constant(ref_.root(op.outputs[0])) || op.key != call.key || !same_attrs(op.attrs, call.attrs)) continue;
-    check_shapes(call);
-    std::vector<Value> out;
-    for (size_t o = 0; o < call.out.size(); ++o) {
-      out.push_back(constant(call.out[o], 0));
-      out[o].tensor = ref_.root(op.outputs.at(o)), out[o].dtype = ref_.tensor(op.outputs[o]).dtype;
-      std::vector<uint64_t> orders;
-      for (const Operand& x : call.in) orders.push_back(x.value ? x.value->order : 0);
-      out[o].order = tree_.made(out[o], call.whole, orders, {});
-    }
-    return out;
-  }
-  return {};
-}
-
-// A number that the plan computes, where the program may have it as one.
-std::optional<Value> Kernels::of_numbers(const KernelCall& call) {
-  const auto number = [&](size_t i) { return call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr; };
-  if (call.in.size() != 2 || call.out.size() != 1 || !number(0) || !number(1) || std::isnan(*number(0)) ||
-      std::isnan(*number(1)))
-    return {};
-  const DType dtype = call.out[0].dtype;
-  const auto in_type = [&](double x) { return dtype == DType::kF32 ? static_cast<float>(x) : x; };
-  if (dtype != DType::kF32 && dtype != DType::kF64) return {};
-  const auto make = def(call.code).of_numbers;
-  const double made = make == nullptr ? std::nan("") : in_type(make(in_type(*number(0)), in_type(*number(1))));
-  if (!std::isfinite(made)) return {};
-  check_shapes(call);
-  return constant(call.out[0], made);
-}
-
-// A gradient that is zero by form, in the type of sums that an option asks for.
-std::optional<std::vector<Value>> Kernels::with_asked_zeros(const KernelCall& call) {
-  for (const DType own : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
-    KernelCall with = call;
-    std::vector<Value> instead(call.in.size());
-    TensorIds roots;
-    for (size_t i = 0; i < call.in.size(); ++i) {
-      const Value*& v = with.in[i].value;
-      if (v && ref_.constant(v->tensor) && ref_.is_zero(v->tensor) && v->dtype != own && is_asked_sum(*v)) {
-        instead[i] = *v, instead[i].tensor = ref_.constant(own, 0);
-        v = &instead[i];
-      }
-      roots.push_back(v ? v->tensor : kNone);
-    }
-    const bool changed = std::ranges::any_of(instead, [](const Value& v) { return v.tensor != kNone; });
-    if (changed && ref_.find(call.code, roots)) return one(with);
-  }
-  return {};
-}
-
-// Zero in the place of a sum is that sum without any of its terms.
-std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call, Like like) {
-  const auto zero = [&](size_t i) {
-    const double* c = call.in[i].value ? ref_.constant(call.in[i].value->tensor) : nullptr;
-    return c && *c == 0;
-  };
-  std::vector<OpId> fit;
-  for (const OpId id : ref_.ops_of(call.code)) {
-    const Op& op = ref_.graph().op(id);
-    bool fits = op.inputs.size() == call.in.size(), any = false;
-    bool alike = like != Like::kMaker && op.name == call.name;  // what it is, or who makes it
-    for (size_t i = 0; fits && i < op.inputs.size(); ++i) {
-      const TensorId root = ref_.root(op.inputs[i]);
-      if ((call.in[i].value ? call.in[i].value->tensor : kNone) == root) continue;
-      fits = root != kNone && zero(i) && call.in[i].value->dtype == ref_.tensor(root).dtype;
-      any = true;
-      if (!fits || like == Like::kName) continue;
-      const OpId maker = ref_.tensor(root).producer;
-      alike |= maker != kNone && ref_.graph().op(maker).code == call.in[i].value->of_nothing;
-    }
-    if (fits && any && (like == Like::kAny || alike)) fit.insert(alike ? fit.begin() : fit.end(), id);
-  }
-  for (const OpId id : fit) {
-    const Op& op = ref_.graph().op(id);
-    std::vector<Value> instead(call.in.size());
-    KernelCall with = call;
-    for (size_t i = 0; i < op.inputs.size(); ++i) {
-      if (!call.in[i].value || call.in[i].value->tensor == ref_.root(op.inputs[i])) continue;
-      instead[i] = *call.in[i].value;
-      instead[i].tensor = ref_.root(op.inputs[i]);
-      instead[i].terms = Terms::none(instead[i].tensor);
-      const Dims& dims = ref_.tensor(op.inputs[i]).dims;
-      std::vector<Digit> digits;
-      for (size_t d = 0; d < dims.size() && d < call.in[i].local.size(); ++d)
-        digits.push_back({dims[d], Set::first(call.in[i].local[d]), true});
-      instead[i].region = Region(std::move(digits));
-      with.in[i].value = &instead[i];
-    }
-    try {
-      return match(with, id);
-    } catch (const Stop&) {  // another one may fit
-    }
-  }
-  return {};
 }
 
 // A piece of a tensor, or pieces put together again: the plan's own, since the one-device program makes it whole.
@@ -565,14 +366,6 @@ std::optional<Value> Kernels::part_of_one(const KernelCall& call) {
     pieces.push_back({std::make_shared<const Value>(*o.value), std::move(at)});
   }
   return *joined(ref_, pieces, local);
-}
-
-Value Kernels::constant(const Result& r, double value) {
-  Value v{.tensor = ref_.constant(r.dtype, value), .dtype = r.dtype};
-  std::vector<Digit> digits;
-  for (const int64_t n : r.local) digits.push_back({n, Set::first(n), true});
-  v.region = Region(std::move(digits));
-  return v;
 }
 
 std::string Kernels::unlike(const KernelCall& call) const {

@@ -39,6 +39,8 @@ struct KernelCall {
   std::string whole = {};  // the kernel that it is a part of, as the device runs it; "": it is the kernel
   std::vector<Operand> in = {};
   std::vector<Result> out = {};  // as the plan has them
+
+  std::vector<uint64_t> orders() const;  // of operands, 0 of one that is absent
 };
 
 // A factor as two: the inner one, behind all others, is of this extent. Where an operand is the same all along a part
@@ -100,6 +102,7 @@ class Kernels {
   std::optional<std::vector<Value>> of_summand(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
   Value constant(const Result& result, double value);
+  std::optional<Value> as_number(const KernelCall& call);
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);
   std::vector<Value> without_elements(const KernelCall& call);

@@ -122,7 +122,7 @@ void Kernels::check_box(const KernelCall& call, const Op& op, const std::vector<
     const Digit& found = lies->digits()[k];
     const Set said = positions(box, call.samples, k, dims[k], local[k]);
     // An operand that is the same all along is so where the box says (Match::place_any).
-    const bool anywhere = found.any && !found.whole();
+    const bool anywhere = found.open();
     if (anywhere && !of_input) no_rule("where a part of {} lies", op.name);
     if (anywhere ? found.set.size() != said.size() : !(found.set == said))
       refuse("the box says {} of dimension {}, and the operands are {}", to_string(said), k, to_string(found.set));

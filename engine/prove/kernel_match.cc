@@ -14,7 +14,6 @@ constexpr size_t kMany = 16, kMost = 1024;
 
 // The leading dimensions of a product's first operand and of its result may be one: rows of a matrix.
 bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {
-  if (of_each_element(op)) return element_count(a) == element_count(b);
   if (a == b || !has_rows || !has_flag(op.code, kProduct) || a.empty() || b.empty()) return a == b;
   return a.back() == b.back() && element_count(a) == element_count(b);
 }
@@ -143,7 +142,7 @@ FactorSplit Kernels::Match::take_operands() {
              op.name, name_of(whole.dtype));
     kernels.exempt_sum(*v);
     if (!v->terms.whole()) partial.push_back(i);
-    if (ref.constant(v->tensor)) continue;
+    if (ref.constant(v->tensor) || of_each_element(op)) continue;
     const auto digits = v->region.spread(shape.in[i].dims, local_of(i)).in(shape.in[i].digits);
     constexpr size_t kMostSplits = 8;
     if (!digits && splits.size() < kMostSplits)
@@ -156,7 +155,7 @@ FactorSplit Kernels::Match::take_operands() {
       if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
         if (d.set.runs().size() != 1)
           no_rule("{} reads {} of operand {} through a window", op.name, to_string(d.set), i);
-        if (d.any && !d.whole()) {
+        if (d.open()) {
           anywhere[static_cast<size_t>(f)] = d.set.size();
           continue;
         }
@@ -399,24 +398,7 @@ Value Kernels::Match::result(size_t o) const {
   if (call.out[o].dtype != whole.dtype && !streams)
     kernels.exemptions_.insert("parts of products are added up in f32 and rounded once");
   Value v{.tensor = ref.root(op.outputs[o]), .dtype = call.out[o].dtype};
-  const Layout& layout = shape.out[o];
-  std::vector<Digit> digits;
-  Dims local(layout.dims.size(), 1);
-  for (size_t k = 0; k < layout.owner.size(); ++k) {
-    const int f = layout.owner[k];
-    if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) {
-      digits.push_back({layout.digits[k], Set(*groups)});
-      local[0] *= groups->size();
-      continue;
-    }
-    digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[static_cast<size_t>(f)]);
-    if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
-    local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
-  }
-  if (!same_rows(op, local, call.out[o].local, true))
-    refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
-           to_string(call.out[o].local));
-  v.region = Region(std::move(digits));
+  v.region = of_each_element(op) ? call.in[0].value->region : region_of(o);
   v.terms = terms, v.combine = combine;
   if (v.terms.summands().size() > kMany) v.terms.unite(v.tensor);
   const auto image = [&](TensorId summand) { return ref.image_of(summand, v.tensor); };
@@ -441,10 +423,32 @@ Value Kernels::Match::result(size_t o) const {
   return v;
 }
 
+// What the factors' positions make of a result.
+Region Kernels::Match::region_of(size_t o) const {
+  const Tensor& whole = ref.tensor(op.outputs[o]);
+  const Layout& layout = shape.out[o];
+  std::vector<Digit> digits;
+  Dims local(layout.dims.size(), 1);
+  for (size_t k = 0; k < layout.owner.size(); ++k) {
+    const int f = layout.owner[k];
+    if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) {
+      digits.push_back({layout.digits[k], Set(*groups)});
+      local[0] *= groups->size();
+      continue;
+    }
+    digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[static_cast<size_t>(f)]);
+    if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
+    local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
+  }
+  if (!same_rows(op, local, call.out[o].local, true))
+    refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
+           to_string(call.out[o].local));
+  return Region(std::move(digits));
+}
+
 // What says the result's bits; what is another view of an operand has those of it.
 uint64_t Kernels::Match::order_of(const Value& result) const {
   if (!kernels.tree_.asked()) return 0;
-  std::vector<uint64_t> orders;
   std::vector<Dims> dims;
   // Elements for themselves, or fixed groups of them; otherwise bits depend on how much a kernel makes at once.
   const auto owns_all = [](const Layout& l) { return std::ranges::count(l.owner, -1) == 0; };
@@ -455,12 +459,11 @@ uint64_t Kernels::Match::order_of(const Value& result) const {
                     (maps && std::ranges::all_of(shape.in, owns_all) && std::ranges::all_of(shape.out, owns_all));
   for (const Operand& o : call.in) {
     if (o.value && o.value->tensor == result.tensor) return o.value->order;
-    orders.push_back(o.value ? o.value->order : 0);
     if (!each) dims.push_back(o.local);
   }
   for (const Digit& d : result.region.digits())  // not where, but in how many pieces of it
     for (size_t k = 0; k < d.set.runs().size() && !each; ++k) dims.push_back({d.set.runs()[k].size()});
-  return kernels.tree_.made(result, call.whole, orders, dims);
+  return kernels.tree_.made(result, call.whole, call.orders(), dims);
 }
 
 std::optional<size_t> Kernels::Match::inner_of(size_t f) const {
@@ -533,6 +536,10 @@ void Kernels::Match::check_operands() const {
   check_shapes(call);
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value) continue;
+    if (of_each_element(op) && call.in[i].value->region.size() != element_count(call.in[i].local))
+      refuse("operand {} has the shape {}; {} has {} elements", i, to_string(call.in[i].local),
+             describe(ref, *call.in[i].value), call.in[i].value->region.size());
+    if (of_each_element(op)) continue;  // in whatever shape
     if (has_flag(op.code, kElementwise) && ref.constant(call.in[i].value->tensor)) continue;  // of any shape
     Dims local(shape.in[i].dims.size(), 1);
     for (size_t k = 0; k < shape.in[i].owner.size(); ++k) {

@@ -64,6 +64,7 @@ struct Kernels::Match {
   void find_terms();
   void tell_apart(size_t operand, TensorId other);
   Value result(size_t o) const;
+  Region region_of(size_t result) const;
   uint64_t order_of(const Value& result) const;
   void name_terms(size_t o, Value& value) const;
   std::optional<size_t> inner_of(size_t f) const;

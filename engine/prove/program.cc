@@ -77,6 +77,21 @@ TensorIds equal_values(const Graph& g) {
   return now;
 }
 
+// Products of a scope that read the same; what equal ops make is the same.
+class Operands {
+ public:
+  using Key = std::tuple<std::string, TensorId, TensorId>;
+  explicit Operands(const Graph& g) : g_(g), now_(equal_values(g)) {}
+  Key of(const Op& product) const {
+    return {g_.scope_path(product.scope), now_[static_cast<size_t>(product.inputs[0])],
+            now_[static_cast<size_t>(product.inputs[1])]};
+  }
+
+ private:
+  const Graph& g_;
+  TensorIds now_;
+};
+
 // Which sums of a product and a bias are one product with a bias: rounded once, and another op than the product alone.
 // Where precision has no say, smaller_form undoes it, and it matters for which products are equal to which alone. Some
 // become one when gradients are there already, each of its own op's: in 16 bits those of two scopes, and products that
@@ -96,19 +111,15 @@ class Biases {
     Form::Names in_sums;
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && wanted(g, *sum)) in_sums.insert(sum->product->name);
-    const TensorIds now = equal_values(g);
-    const auto alone = [&](const Op& op) {
-      return Alone{g.scope_path(op.scope), now[static_cast<size_t>(op.inputs[0])],
-                   now[static_cast<size_t>(op.inputs[1])]};
-    };
-    std::set<Alone> merged, run;  // products without a bias: none of an equal one is run, some is
+    const Operands operands(g);
+    std::set<Operands::Key> merged, run;  // products without a bias: none of an equal one is run, some is
     for (const Op& op : g.ops)
       if (has_flag(op.code, kProduct) && !in_sums.contains(op.name))
-        (form.products.contains(op.name) ? run : merged).insert(alone(op));
-    for (const Alone& one : run) merged.erase(one);
+        (form.products.contains(op.name) ? run : merged).insert(operands.of(op));
+    for (const Operands::Key& one : run) merged.erase(one);
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && wanted(g, *sum))
-        if (merged.contains(alone(*sum->product)) ||
+        if (merged.contains(operands.of(*sum->product)) ||
             (half_ && (is_late(g, form, *sum->product) || !are_of_one_scope(g, *sum))))
           late_.insert(op.name);
   }
@@ -134,7 +145,6 @@ class Biases {
     ScopeId scope = 0;
   };
   using Layer = std::tuple<std::string, TensorId, TensorId>;  // scope, weight, bias
-  using Alone = std::tuple<std::string, TensorId, TensorId>;  // scope, operands
 
   static std::optional<Sum> sum_of(const Graph& g, const Op& op) {
     if (op.code != OpCode::k_add) return {};
@@ -288,22 +298,17 @@ bool rounds_apart(const Graph& g, const Form& form, bool folds) {
 // it runs without their bias, and those without a kernel whose equal ones it does; in 16 bits without their activation.
 // True: there are some.
 bool take_apart(Graph& g, const Form& form) {
-  const TensorIds now = equal_values(g);
-  using Operands = std::tuple<std::string, TensorId, TensorId>;
-  const auto operands = [&](const Op& op) {
-    return Operands{g.scope_path(op.scope), now[static_cast<size_t>(op.inputs[0])],
-                    now[static_cast<size_t>(op.inputs[1])]};
-  };
+  const Operands operands(g);
   const auto runs_bare = [&](const Op& op) {
     return form.unbiased.contains(op.name) && !form.biased.contains(op.name);
   };
-  std::set<Operands> bare;
+  std::set<Operands::Key> bare;
   for (const Op& op : g.ops)
-    if (has_flag(op.code, kProduct) && runs_bare(op)) bare.insert(operands(op));
+    if (has_flag(op.code, kProduct) && runs_bare(op)) bare.insert(operands.of(op));
   Form::Names apart;
   for (const Op& op : g.ops) {
     if (!has_flag(op.code, kProduct)) continue;
-    const bool merged = !form.products.contains(op.name) && bare.contains(operands(op));
+    const bool merged = !form.products.contains(op.name) && bare.contains(operands.of(op));
     const bool inactive = is_half(g.training.precision) && is_active(op.attrs) && form.inactive.contains(op.name) &&
                           !form.active.contains(op.name);
     if (inactive || (is_biased(op) && (is_late(g, form, op) || runs_bare(op) || merged))) apart.insert(op.name);

@@ -14,7 +14,7 @@ std::optional<Digit> merged(const Digit& outer, const Digit& inner) {
   if (inner.extent == 1) return outer;
   if (outer.any && inner.any)
     return Digit{outer.extent * inner.extent, Set::first(outer.set.size() * inner.set.size()), true};
-  if ((outer.any && !outer.whole()) || (inner.any && !inner.whole())) return {};
+  if (outer.open() || inner.open()) return {};
   auto set = outer.set.times(inner.set, inner.extent);
   if (!set) return {};
   return Digit{outer.extent * inner.extent, std::move(*set)};
@@ -24,7 +24,7 @@ std::optional<Digit> merged(const Digit& outer, const Digit& inner) {
 std::optional<std::pair<Digit, Digit>> divided(const Digit& d, int64_t extent) {
   if (d.extent % extent) return {};
   const int64_t rows = d.extent / extent;
-  if (d.any && !d.whole()) {
+  if (d.open()) {
     const int64_t n = d.set.size();
     if (n % extent == 0)
       return std::pair{Digit{rows, Set::first(n / extent), true}, Digit{extent, Set::first(extent), true}};
@@ -65,9 +65,11 @@ int64_t Region::size() const {
 }
 
 bool Region::is_whole() const {
-  for (const Digit& d : digits_)
-    if (!d.whole()) return false;
-  return true;
+  return std::ranges::all_of(digits_, [](const Digit& d) { return d.whole(); });
+}
+
+bool Region::open() const {
+  return std::ranges::any_of(digits_, [](const Digit& d) { return d.open(); });
 }
 
 std::optional<Region> Region::in(const Dims& dims) const {
@@ -149,7 +151,7 @@ namespace {
 
 // The positions of a digit that stand at these places among those that are held.
 std::optional<Digit> at(Digit d, const Set& places) {
-  if (d.any && !d.whole()) {
+  if (d.open()) {
     d.set = Set::first(places.size());
     return d;
   }
@@ -270,11 +272,8 @@ bool same_extents(const std::vector<Digit>& a, const std::vector<Digit>& b) {
 }  // namespace
 
 std::optional<Region> known(const Region& a, const Region& b) {
-  const auto open = [](const Region& r) {
-    return std::any_of(r.digits().begin(), r.digits().end(), [](const Digit& d) { return d.any && !d.whole(); });
-  };
-  if (!open(a)) return a;
-  if (!open(b)) return b;
+  if (!a.open()) return a;
+  if (!b.open()) return b;
   if (a.digits() == b.digits()) return a;
   return {};
 }

@@ -18,6 +18,7 @@ struct Digit {
   // The tensor is the same all along this digit: set.size() of its positions, whichever.
   bool any = false;
   bool whole() const { return set.is_first(extent); }
+  bool open() const { return any && !whole(); }  // which of its positions is not said
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 
@@ -30,6 +31,7 @@ class Region {
   const std::vector<Digit>& digits() const { return digits_; }
   int64_t size() const;  // elements
   bool is_whole() const;
+  bool open() const;  // which elements is not said
 
   // One digit for each dimension; none: it is no box of a tensor of these dimensions.
   std::optional<Region> in(const Dims& dims) const;

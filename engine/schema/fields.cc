@@ -193,6 +193,20 @@ std::vector<uint8_t> bytes_of(const Builder& b) {
   return out;
 }
 
+// What equals the schema's default is left out, and -0 equals 0.
+class NegativeZero {
+ public:
+  NegativeZero(Builder& b, double value) : b_(b), is_(value == 0 && std::signbit(value)) { b_.ForceDefaults(is_); }
+  NegativeZero(const NegativeZero&) = delete;
+  ~NegativeZero() {
+    if (is_) b_.ForceDefaults(false);
+  }
+
+ private:
+  Builder& b_;
+  bool is_;
+};
+
 OffVector<fb::Attr> write(Builder& b, const Attrs& attrs) {
   std::vector<Off<fb::Attr>> out;
   for (const auto& [name, value] : attrs) {
@@ -206,7 +220,10 @@ OffVector<fb::Attr> write(Builder& b, const Attrs& attrs) {
     fb::AttrBuilder t(b);
     t.add_name(name_at);
     if (const auto* i = std::get_if<int64_t>(&value)) t.add_kind(fb::AttrKind::Int), t.add_i(*i);
-    if (const auto* f = std::get_if<double>(&value)) t.add_kind(fb::AttrKind::Float), t.add_f(*f);
+    if (const auto* f = std::get_if<double>(&value)) {
+      const NegativeZero kept(b, *f);
+      t.add_kind(fb::AttrKind::Float), t.add_f(*f);
+    }
     if (const auto* flag = std::get_if<bool>(&value)) t.add_kind(fb::AttrKind::Bool), t.add_i(*flag ? 1 : 0);
     if (s != nullptr) t.add_kind(fb::AttrKind::String), t.add_s(s_at);
     if (ints != nullptr) t.add_kind(fb::AttrKind::Ints), t.add_ints(ints_at);
@@ -232,6 +249,7 @@ Off<fb::Initializer> write(Builder& b, const Initializer& init) {
   const auto file = write(b, init.file), key = write(b, init.key);
   const bool data = init.kind == InitKind::kData && init.data != nullptr;
   const auto values = data ? b.CreateVector(*init.data) : Off<flatbuffers::Vector<uint8_t>>();
+  const NegativeZero kept(b, init.a);
   return fb::CreateInitializer(b, number<fb::InitKind>(init.kind), init.a, init.b, file, key,
                                number<fb::DType>(init.data_type), values);
 }

@@ -137,6 +137,9 @@ def test_prove(files, tmp_path):
     # What there is no rule for is said, and nothing else. Adasum is named.
     done = subprocess.run([WHALE, "prove", *without_rule(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 3 and done.stdout.splitlines()[-1] == "not covered"
+    handed_out = json.loads(whale("prove", files / "gpt.whale", "--fetch", "grad:head.weight", "--json"))
+    assert handed_out["verdict"] == "proven"
+    assert "--fetch" in whale("prove", plan, "--fetch", "grad:head.weight", code=2)
     for other in ("--pareto", "--candidates"):  # have no plan that could be proven
         refused = subprocess.run([WHALE, "plan", files / "mlp.whale", "--devices", "null:2", "--prove", other], capture_output=True, text=True)
         assert refused.returncode not in (0, 1, 3) and "excludes" in refused.stderr

@@ -1,5 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "../fuzz/sample.h"
 #include "base/error.h"
 #include "base/utf8.h"
@@ -29,6 +32,23 @@ TEST_CASE("a graph survives bytes") {
   CHECK(again.default_strategy == "replica(2)");
   CHECK(is_graph_file(bytes.data(), bytes.size()));
   CHECK_FALSE(is_plan_file(bytes.data(), bytes.size()));
+}
+
+TEST_CASE("a negative zero survives bytes") {
+  Graph graph = sample_graph();
+  graph.variables[0].init.a = -0.0;
+  const auto of_number = [](Op& op) -> double* {
+    for (auto& [name, value] : op.attrs)
+      if (auto* f = std::get_if<double>(&value)) return f;
+    return nullptr;
+  };
+  const auto at = std::ranges::find_if(graph.ops, [&](Op& op) { return of_number(op) != nullptr; });
+  REQUIRE(at != graph.ops.end());
+  *of_number(*at) = -0.0;
+  const std::vector<uint8_t> bytes = serialize(graph);
+  Graph again = read_graph(bytes.data(), bytes.size());
+  CHECK(std::signbit(again.variables[0].init.a));
+  CHECK(std::signbit(*of_number(again.ops[static_cast<size_t>(at - graph.ops.begin())])));
 }
 
 TEST_CASE("a graph is read from any address") {

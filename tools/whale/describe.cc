@@ -274,15 +274,7 @@ void add_plan(CLI::App& app, int& exit_code) {
   auto state = std::make_shared<State>();
   command->add_option("MODEL", state->path, "a .whale file")->required();
   command->add_option("-o,--output", state->out, "write the plan, for `whale run`");
-  command
-      ->add_option_function<std::vector<std::string>>(
-          "--fetch",
-          [state](const std::vector<std::string>& texts) {
-            for (const std::string& text : texts)
-              for (std::string& name : names_in(text)) state->arguments.fetch.push_back(std::move(name));
-          },
-          "tensors that the plan hands out besides its outputs, joined by commas; grad:PARAMETER for a gradient")
-      ->allow_extra_args(false);
+  add_fetch(*command, state->arguments);
   auto* all = command->add_flag("--all", state->all, "print every instruction");
   auto* reshards = command
                        ->add_flag("--reshards", state->reshards,

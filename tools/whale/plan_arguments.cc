@@ -235,8 +235,8 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   for (const Row& row : kRows) add(command, a, row);
   const auto options = command.get_options();
   const std::vector<CLI::Option*> fixed(options.begin() + static_cast<std::ptrdiff_t>(before), options.end());
-  a.fixed = [fixed] {
-    std::string names;
+  a.fixed = [fixed, &a] {
+    std::string names = a.fetch.empty() ? "" : "--fetch";
     for (const CLI::Option* option : fixed)
       if (option->count() > 0) names += (names.empty() ? "" : ", ") + option->get_name();
     return names;
@@ -246,6 +246,18 @@ void add_plan_options(CLI::App& command, PlanArguments& a) {
   command.add_option(kTimeout, a.timeout, "seconds that planning may take (default: any)")->check(not_negative());
   command.add_option("--init-dir", a.init_dir,
                      "folder that initial values may be read from (default: that of the model or plan file given)");
+}
+
+void add_fetch(CLI::App& command, PlanArguments& a) {
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--fetch",
+          [&a](const std::vector<std::string>& texts) {
+            for (const std::string& text : texts)
+              for (std::string& name : names_in(text)) a.fetch.push_back(std::move(name));
+          },
+          "tensors that the plan hands out besides its outputs, joined by commas; grad:PARAMETER for a gradient")
+      ->allow_extra_args(false);
 }
 
 void bound_proof(CLI::App& command) {

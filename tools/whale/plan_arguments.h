@@ -27,6 +27,7 @@ struct PlanArguments {
   std::function<std::string()> fixed;        // those on the command line that a finished plan has fixed, as text
 };
 void add_plan_options(CLI::App& command, PlanArguments& arguments);
+void add_fetch(CLI::App& command, PlanArguments& arguments);
 void bound_proof(CLI::App& command);  // says that --plan-timeout, which is there, is of a proof too
 // Names joined by commas, on a command line; a comma or backslash in a name stands behind a backslash.
 std::vector<std::string> names_in(const std::string& text);

@@ -35,6 +35,7 @@ void add_prove(CLI::App& app, int& exit_code) {
       "no plan to prove, or no time");
   command->add_option("FILE", state->path, "a .plan file, or a .whale file that is planned first")->required();
   command->add_flag("--json", state->json, "print as JSON");
+  add_fetch(*command, state->arguments);
   add_plan_options(*command, state->arguments);
   bound_proof(*command);
   command->callback([state, &exit_code] {
