@@ -92,6 +92,7 @@ constexpr GraphPass kGraphPasses[] = {
     {"clean", clean_scopes, kAlways, false},
     {"differentiate", plain<differentiate>, kTrain, false},
     {"check_copies", checked<check_copies>, kTrain, false},
+    {"add_before_casts", of_tasks<add_before_casts>, kTrain, false},
     {"split_weights", plain<split_weights>, kAlways, false},
     {"add_updates", plain<add_updates>, kTrain, false},
     {"clean_updates", clean_scopes, kTrain, false},

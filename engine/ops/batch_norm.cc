@@ -155,8 +155,8 @@ void gradient_apply(GradBuilder& b) {
     const int64_t row = i == 2 ? 1 : 0, c = t.dims[0];
     const TensorId cut =
         b.emit(OpCode::k_slice, {sums}, {{"starts", Ints{0, row, 0}}, {"limits", Ints{groups, row + 1, c}}});
-    const TensorId narrow = b.cast(cut, t.dtype);
-    b.set(i, groups == 1 ? b.reshape(narrow, t.dims) : b.emit(OpCode::k_reduce_sum, {narrow}, {{"axes", Ints{0, 1}}}));
+    b.set(i, groups == 1 ? b.cast(b.reshape(cut, t.dims), t.dtype)
+                         : b.emit(OpCode::k_reduce_sum, {b.cast(cut, t.dtype)}, {{"axes", Ints{0, 1}}}));
   }
 }
 Factors factors_apply(const OpView& v) {

@@ -288,6 +288,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     if (auto made = with_zeros(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
     if (auto made = more_terms(call)) return {*made};
+    if (auto made = of_whole_summands(call)) return *made;
     if (auto made = two_of_sum(call)) return {*made};
     if (auto made = of_summand(call)) return *made;
     if (call.code == OpCode::k_add)

@@ -97,6 +97,7 @@ class Kernels {
   bool is_asked_sum(const Value& value) const;  // a gradient in a type that an option asks for
   void exempt_sum(const Value& value);
   // More terms of a sum, beside those that it has.
+  std::optional<std::vector<Value>> of_whole_summands(const KernelCall& call);
   std::optional<Value> more_terms(const KernelCall& call);
   std::optional<Value> two_of_sum(const KernelCall& call);
   std::optional<std::vector<Value>> of_summand(const KernelCall& call);

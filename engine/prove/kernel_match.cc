@@ -366,6 +366,7 @@ void Kernels::Match::find_terms() {
       twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
     if (twice) continue;
     Terms mine = v->terms;
+    name_by_sum(ref, v->tensor, mine);
     if (mine.whole()) mine.add_summand(v->tensor);
     if (mine.summands().size() > kMany) mine.unite(v->tensor);
     if (apart) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
@@ -405,12 +406,17 @@ Value Kernels::Match::result(size_t o) const {
   const TensorId from = partial.empty() ? kNone : call.in[partial[0]].value->tensor;
   const bool own = v.terms.summands().size() == 1 && v.terms.summands()[0].tensor == from;
   if (!ways.empty()) {
+    // By the operand; of both, by what is in which.
+    const size_t one = ways.begin()->second;
+    const bool both = std::ranges::any_of(ways, [&](const auto& way) { return way.second != one; });
     v.terms.rename_each([&](TensorId summand) {
       TensorId name = image(summand);
-      for (const auto& [of, operand] : ways) {
-        name = ref.image_of(name, of);
-        for (size_t n = 0; n < operand; ++n) name = image(name);
-      }
+      const auto by = [&](size_t operand) {
+        for (size_t n = 0; n <= operand; ++n) name = image(name);
+      };
+      if (!both) by(one);
+      for (const auto& [of, operand] : ways)
+        if (both) name = ref.image_of(name, of), by(operand);
       return name;
     });
   } else if (own) {
@@ -539,7 +545,7 @@ void Kernels::Match::check_operands() const {
     if (of_each_element(op) && call.in[i].value->region.size() != element_count(call.in[i].local))
       refuse("operand {} has the shape {}; {} has {} elements", i, to_string(call.in[i].local),
              describe(ref, *call.in[i].value), call.in[i].value->region.size());
-    if (of_each_element(op)) continue;  // in whatever shape
+    if (of_each_element(op)) continue;                                                        // in whatever shape
     if (has_flag(op.code, kElementwise) && ref.constant(call.in[i].value->tensor)) continue;  // of any shape
     Dims local(shape.in[i].dims.size(), 1);
     for (size_t k = 0; k < shape.in[i].owner.size(); ++k) {

@@ -276,6 +276,27 @@ bool Reference::is_made_of(TensorId tensor, TensorId other) {
   return made_of_[{tensor, other}] = found;
 }
 
+bool Reference::is_by_one_way(TensorId tensor, OpId op) {
+  tensor = root(tensor);
+  const auto known = one_way_.find({tensor, op});
+  if (known != one_way_.end()) return known->second;
+  TensorId at = tensor;
+  const auto is_made = [&](TensorId id) {
+    return id != kNone &&
+           std::ranges::any_of(g_.op(op).outputs, [&](TensorId made) { return made != kNone && is_made_of(id, made); });
+  };
+  while (at != kNone && g_.tensor(at).producer != op) {
+    TensorId only = kNone;
+    for (const TensorId id : g_.tensor(at).producer == kNone ? TensorIds{} : g_.op(g_.tensor(at).producer).inputs) {
+      if (!is_made(id)) continue;
+      if (only != kNone) return one_way_[{tensor, op}] = false;
+      only = root(id);
+    }
+    at = only;
+  }
+  return one_way_[{tensor, op}] = at != kNone;
+}
+
 TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
   if (op.code != OpCode::k_add) return kNone;
   for (const size_t i : {size_t{0}, size_t{1}})

@@ -52,6 +52,8 @@ class Reference {
 
   // Is a tensor made of the other one, or of what that is an image of, by whatever way? Or is it that one.
   bool is_made_of(TensorId tensor, TensorId other);
+  // Does what an op makes go into this tensor by one way alone: does each op between read it by one operand?
+  bool is_by_one_way(TensorId tensor, OpId op);
 
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;
@@ -107,6 +109,7 @@ class Reference {
   std::unordered_set<OpId> shares_;
   std::unordered_map<TensorId, TensorId> image_from_;  // the summand that it is an image of
   std::map<std::pair<TensorId, TensorId>, bool> made_of_;
+  std::map<std::pair<TensorId, OpId>, bool> one_way_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_, in_loss_;

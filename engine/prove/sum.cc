@@ -5,6 +5,8 @@
 namespace whale::proof {
 namespace {
 
+constexpr int kLooks = 100'000;  // at ops, before a question of what sums are made of is given up
+
 std::string text_of(const Reference& ref, const Terms& terms) {
   std::string out;
   for (const Summand& s : terms.summands()) {
@@ -36,7 +38,7 @@ int64_t times_in(const Reference& ref, TensorId sum, TensorId summand, int& look
 
 // Is each of these in the sum once, and none in another one?
 bool are_summands(const Reference& ref, const Value& sum, const Terms& more) {
-  int looks = 1000;
+  int looks = kLooks;
   const auto times = [&](TensorId of, TensorId summand) { return times_in(ref, of, summand, looks); };
   for (const Terms* terms : {&sum.terms, &more})
     for (const Summand& s : terms->summands())
@@ -112,7 +114,7 @@ class Made {
 
   Reference& ref_;
   TensorIds names_, all_;
-  int looks_ = 1000;
+  int looks_ = kLooks;
 };
 
 // Terms of one sum that two devices name unlike (a sum of summands here, each of them there): all by the names that
@@ -148,6 +150,13 @@ std::string describe(const Reference& ref, const Value& v) {
   return out;
 }
 
+// A product by either operand of what both are made of has names for either; they matter as long as terms of that do.
+void name_by_sum(Reference& ref, TensorId sum, Terms& terms) {
+  const auto is_told = [&](const FactorSet& f) { return ref.is_by_one_way(sum, f.key.op); };
+  const auto told = [&](const TermBox& box) { return std::ranges::all_of(box, is_told); };
+  if (terms.summands().size() == 1 && std::ranges::all_of(terms.summands()[0].boxes, told)) terms.rename(sum);
+}
+
 Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
   if (sum.tensor != x.tensor || !same(sum.region, x.region))
     refuse("it adds {} to {}", describe(ref, x), describe(ref, sum));
@@ -161,6 +170,8 @@ Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
   Value out = sum;
   out.region = *region;
   Terms more = x.terms;
+  if (!out.terms.named_as(more))
+    for (Terms* terms : {&out.terms, &more}) name_by_sum(ref, x.tensor, *terms);
   Terms::name_alike(out.terms, more, x.tensor);
   if (!out.terms.named_as(more) && (sum.combine != Combine::kSum || !name_all(ref, sum.tensor, out.terms, more)))
     no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, sum), describe(ref, x));
@@ -192,16 +203,43 @@ std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum) {
   return out;
 }
 
-std::optional<Value> with_summands(const Reference& ref, const Value& sum, const Value& x) {
+std::optional<Value> whole_summands(const Reference& ref, const Value& sum) {
+  TensorIds there;
+  int looks = kLooks;
+  for (const Summand& s : sum.terms.summands()) {
+    if (times_in(ref, sum.tensor, s.tensor, looks) != 1) return {};
+    if (s.boxes.empty()) continue;
+    if (s.boxes.size() != 1 || !s.boxes[0].empty()) return {};
+    there.push_back(s.tensor);
+  }
+  if (there.empty() || sum.combine != Combine::kSum) return {};
+  Value out = sum;
+  out.terms = {}, out.combine = {};
+  out.tensor = there[0];
+  if (there.size() == 1) return out;
+  std::ranges::sort(there);
+  for (const OpId id : ref.ops_of(OpCode::k_add)) {
+    out.tensor = ref.root(ref.graph().op(id).outputs[0]);
+    if (ref.tensor(out.tensor).dims == ref.tensor(sum.tensor).dims && all_summands_of(ref, out.tensor) == there)
+      return out;
+  }
+  return {};
+}
+
+std::optional<Value> with_summands(Reference& ref, const Value& sum, const Value& x) {
   if (sum.terms.whole() || sum.combine != Combine::kSum || sum.dtype != x.dtype || !same(sum.region, x.region) ||
       (!x.terms.whole() && x.combine != Combine::kSum))
     return {};
   const auto region = known(sum.region, x.region);
-  int looks = 1000;
+  int looks = kLooks;
   if (!region || times_in(ref, sum.tensor, x.tensor, looks) != 1) return {};
   Terms more = x.terms;
   if (more.whole()) more.add_summand(x.tensor);
-  if (!are_summands(ref, sum, more)) {
+  name_by_sum(ref, x.tensor, more);
+  const auto has = [&](const Summand& s) {
+    return std::ranges::count(sum.terms.summands(), s.tensor, &Summand::tensor) > 0;
+  };
+  if (!std::ranges::all_of(more.summands(), has) && !are_summands(ref, sum, more)) {
     more.unite(x.tensor);
     if (!are_summands(ref, sum, more)) return {};
   }

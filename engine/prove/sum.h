@@ -11,10 +11,16 @@ namespace whale::proof {
 
 // `sum` with the terms of `x` too. They must be of the same elements of one tensor, combined in the same way, none of
 // them whole, and no term in both.
+// Terms of a sum that one name stands for get the sum's own, where that says which they are.
+void name_by_sum(Reference& ref, TensorId sum, Terms& terms);
+
 Value with_terms(Reference& reference, Tree& tree, const Value& sum, const Value& x);
 
 // Likewise, where `x` is a summand of that sum, or has terms of some. None: it is not, or more than once.
-std::optional<Value> with_summands(const Reference& reference, const Value& sum, const Value& x);
+std::optional<Value> with_summands(Reference& reference, const Value& sum, const Value& x);
+
+// What has all terms of some summands, and none of the others, is the sum of those: that one, where the program has it.
+std::optional<Value> whole_summands(const Reference& reference, const Value& sum);
 
 // The tensors that a sum is made of, as often as they are in it; none: they are too many.
 std::optional<TensorIds> all_summands_of(const Reference& reference, TensorId sum);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/error.h"
+#include "grad/passes.h"
 #include "grad/rewrite.h"
 #include "shard/samples_of_copies.h"
 #include "task/shares.h"
@@ -262,6 +264,52 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
       own[static_cast<size_t>(op.outputs[o])] = f ? (sums ? replica(op) : kNobody) : from;
     }
   }
+}
+
+void add_before_casts(Graph& graph, const TaskGraphs& tasks) {
+  if (tasks.replicas.empty()) return;
+  std::vector<int> uses = use_counts(graph);
+  struct Wide {
+    TensorId tensor;
+    std::string_view of;        // the op of the program that all copies that it is made of are of
+    std::optional<Attrs> sums;  // what is rounded is summed up before it is added
+  };
+  std::map<TensorId, Wide> wide;  // of what is rounded, where nothing else reads that
+  Rewriter r(graph);
+  const auto op_of = [&](const Op& op) {
+    const std::string_view name = op.origin == kNone ? op.name : r.old[static_cast<size_t>(op.origin)].name;
+    return name.substr(0, name.find('@'));
+  };
+  std::vector<std::string> names;  // old[i] is empty once it is kept
+  for (const Op& op : r.old) names.emplace_back(op_of(op));
+  for (size_t i = 0; i < r.old.size(); ++i) {
+    const Op op = r.old[i];
+    const TensorId out = op.outputs.empty() ? kNone : op.outputs[0];
+    const bool alone = out != kNone && uses[static_cast<size_t>(out)] == 1 && op.phase == Phase::kBackward;
+    if (op.code == OpCode::k_cast && alone) {
+      const DType from = graph.tensor(op.inputs[0]).dtype, to = graph.tensor(out).dtype;
+      if (is_float(from) && is_float(to) && size_of(from) > size_of(to))
+        wide[out] = {r.now(op.inputs[0]), names[i], {}};
+    }
+    if (const auto it = wide.find(op.inputs.empty() ? kNone : op.inputs[0]);
+        op.code == OpCode::k_reduce_sum && alone && it != wide.end() && !it->second.sums)
+      wide[out] = {it->second.tensor, it->second.of, op.attrs};
+    const auto a = op.code == OpCode::k_add ? wide.find(op.inputs[0]) : wide.end();
+    const auto b = op.code == OpCode::k_add ? wide.find(op.inputs[1]) : wide.end();
+    if (a == wide.end() || b == wide.end() || a->second.of != b->second.of || a->second.sums != b->second.sums ||
+        graph.tensor(a->second.tensor).dtype != graph.tensor(b->second.tensor).dtype) {
+      r.keep(i);
+      continue;
+    }
+    const Wide sum{r.emit(i, OpCode::k_add, {a->second.tensor, b->second.tensor}), a->second.of, a->second.sums};
+    TensorId once = r.emit(i, OpCode::k_cast, {sum.tensor}, {{"dtype", std::string(name_of(graph.tensor(out).dtype))}});
+    if (sum.sums) once = r.emit(i, OpCode::k_reduce_sum, {once}, *sum.sums);
+    graph.tensor(once).name = graph.tensor(out).name;
+    r.replace(out, once);
+    r.moved(i, graph.tensor(once).producer);
+    if (uses[static_cast<size_t>(out)] == 1) wide[out] = sum;
+  }
+  r.finish();
 }
 
 void part_casts(Graph& graph, const TaskGraphs& tasks) {

@@ -20,4 +20,8 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks);
 // are added in the parameter's type.
 void part_casts(Graph& graph, const TaskGraphs& tasks);
 
+// After differentiate: what the copies of an op each round, to be added, is added first and rounded once, as of one
+// device (the f64 sums of a batch norm's gradients).
+void add_before_casts(Graph& graph, const TaskGraphs& tasks);
+
 }  // namespace whale

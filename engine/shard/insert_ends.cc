@@ -104,9 +104,10 @@ void Inserter::finish() {
     if (tasks().replicas.empty()) {
       fetch(o.name, o.tensor);
     } else if (g().tensor(o.tensor).kind == TensorKind::kInput && g().tensor(o.tensor).batch_dim >= 0) {
-      if (names.insert(o.name).second)
+      const std::string name(name_of_copy(o.name));
+      if (names.insert(name).second)
         for (const UnlikeReplica& r : tasks().replicas)
-          (&r == tasks().replicas.data() ? out.fetches : of_copies).push_back({o.name, fed(o.tensor, r)});
+          (&r == tasks().replicas.data() ? out.fetches : of_copies).push_back({name, fed(o.tensor, r)});
     } else if (names.insert(o.name).second) {  // each replica hands over its samples, whole
       TensorId id = fetchable(o.tensor);
       for (size_t a = axes(); a-- > 1;)
