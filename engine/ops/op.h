@@ -196,6 +196,7 @@ enum OpFlag : uint32_t {
   kSumsRows = 1 << 16,        // adds the rows of operand 0 to those of a table that operand 1, [...] or bags, names
   kProduct = 1 << 17,         // of matrices: a, b, optional bias of the last dimension; then the attribute `activation`
   kPreparesUpdate = 1 << 18,  // of a gradient: along replicas it is cut as that parameter's state
+  kKeepsZero = 1 << 19,       // zeros give zeros: those of operand 0, or of all where there are any number
 };
 
 // Output `output` may be written over input `input`. `must`: in place always (update ops).

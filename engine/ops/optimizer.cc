@@ -294,7 +294,7 @@ const OpDef op_def_unscale = {
     .outputs = {{"y"}, {"overflow"}},
     .infer = infer_unscale,
     .factors = factors_unscale,
-    .flags = kNoGradient | kInternal | kPreparesUpdate,
+    .flags = kNoGradient | kInternal | kPreparesUpdate | kKeepsZero,
     .aliases_of = aliases_unscale,
 };
 const OpDef op_def_overflow = {

@@ -242,7 +242,7 @@ const OpDef op_def_sum_of_squares = {
     .factors = factors_sum_of_squares,
     .cost = cost_reduce,
     .aliases = {},
-    .flags = kComputeWide,
+    .flags = kComputeWide | kKeepsZero,
 };
 
 }  // namespace whale

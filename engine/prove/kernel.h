@@ -130,6 +130,7 @@ class Kernels {
   std::map<std::tuple<OpId, bool, FactorSplits>, Shape> shapes_;
   std::set<std::string> exemptions_;
   bool guessed_ = false;
+  std::map<std::tuple<int32_t, OpCode, TensorIds>, int64_t> seen_;  // by device: what is made of constants
   // By device, spatial dimension, extents of what is read and of what is made: what was last read and made through a
   // window.
   std::map<std::tuple<int32_t, size_t, int64_t, int64_t>, Windows> windows_;

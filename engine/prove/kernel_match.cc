@@ -66,9 +66,11 @@ void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox
 
 }  // namespace
 
-// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
-bool makes_rows(const KernelCall& call) {
-  return has_flag(call.code, kProduct) && call.name.find('#') != call.name.npos;
+bool makes_rows(const KernelCall& call, const Graph& graph, const Op& op) {
+  if (!has_flag(call.code, kProduct)) return false;
+  const bool shared = graph.tensor(op.inputs[1]).dims.size() == 2 && !attr_bool(op.attrs, "transpose_a");
+  return call.name.find('#') != call.name.npos ||
+         (shared && call.in[0].local.size() != graph.tensor(op.inputs[0]).dims.size());
 }
 
 void check_shapes(const KernelCall& call) {
@@ -174,7 +176,7 @@ FactorSplit Kernels::Match::take_operands() {
   return {};
 }
 
-// Constants lie wherever the others do.
+// Constants lie wherever the others do, and are read through a window as what is the same all along is.
 void Kernels::Match::take_constants() {
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (!call.in[i].value || !ref.constant(call.in[i].value->tensor)) continue;
@@ -182,7 +184,15 @@ void Kernels::Match::take_constants() {
     const Dims local = local_of(i);
     for (size_t k = 0; k < layout.owner.size(); ++k) {
       const auto f = static_cast<size_t>(layout.owner[k]), dim = static_cast<size_t>(layout.dim[k]);
-      if (layout.owner[k] < 0 || of[f] || dim >= local.size()) continue;
+      if (layout.owner[k] < 0 || dim >= local.size()) continue;
+      if (list[f].reads_through(i)) {
+        if (local[dim] < layout.digits[k])
+          anywhere[f] = local[dim];
+        else
+          read[f] = Interval{0, local[dim]};
+        continue;
+      }
+      if (of[f]) continue;
       if (std::count(layout.dim.begin(), layout.dim.end(), layout.dim[k]) == 1)
         of[f] = Digit{layout.digits[k], Set::first(local[dim]), true};
     }
@@ -266,10 +276,19 @@ void Kernels::Match::find_cut() {
     sets.push_back(of[f] ? *of[f] : Digit{list[f].extent, Set::first(list[f].extent)});
     Digit& d = sets.back();
     if (d.extent != list[f].extent) no_rule("the extent of {} of {}", list[f].name, op.name);
-    if (d.whole()) continue;
+    // What is counted from somewhere, a scan or a window makes something else at each position of what is the same.
+    const FactorKind kind = list[f].kind;
+    const bool sums = kind == FactorKind::kReduce || kind == FactorKind::kLookup;
+    const bool keeps = sums || (kind == FactorKind::kMap && !list[f].begin_attr && list[f].group.rows == 0);
+    if (d.whole()) {
+      d.any &= keeps;
+      continue;
+    }
     switch (list[f].kind) {
-      case FactorKind::kMap:
-      case FactorKind::kWindow: break;
+      case FactorKind::kMap: break;
+      case FactorKind::kWindow:
+        if (d.any) no_rule("{} makes any {} of {}", op.name, d.set.size(), list[f].name);
+        break;
       case FactorKind::kReduce:
       case FactorKind::kLookup:
         if (d.any && list[f].kind == FactorKind::kLookup) d = looked_up(f, d.set.size());
@@ -304,7 +323,7 @@ void Kernels::Match::find_groups() {
     };
     for (const int i : g.inputs) {
       const auto at = static_cast<size_t>(i);
-      if (at >= call.in.size() || !call.in[at].value) continue;
+      if (at >= call.in.size() || !call.in[at].value || ref.constant(call.in[at].value->tensor)) continue;
       const auto digits = call.in[at].value->region.in(ref.tensor(op.inputs[at]).dims);
       if (!digits || digits->digits()[0].set.runs().size() != 1 || digits->digits()[0].any)
         no_rule("groups of operand {} of {}", i, op.name);

@@ -92,8 +92,9 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   if (d.of_numbers != nullptr && std::ranges::all_of(call.in, is_known) &&
       d.of_numbers(*number(call.in[0]), *number(call.in[1])) != 0)
     return {};
-  const bool linear = makes_zeros(d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
+  const bool linear = makes_zeros(call.code, d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
   std::vector<Value> out;
+  if (linear) check_shapes(call);
   for (const Result& r : call.out)
     if (linear) {
       out.push_back(constant(r, 0));

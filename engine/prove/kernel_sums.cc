@@ -97,7 +97,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   if (!x.terms.whole() && combine != name_of(x.combine))
     refuse("it is combined by {}, where {} combines by {}", combine, describe(ref_, x), name_of(x.combine));
   Value both = with_terms(ref_, tree_, sum, x);
-  const std::string fault = is_of_reshard(call) ? "" : tree_.fault_of(sum.tensor, sum.terms, x.terms);
+  const std::string fault = tree_.fault_of(sum.tensor, sum.terms, x.terms);
   if (!fault.empty()) refuse("in exact mode it adds {} to {}: {}", describe(ref_, x), describe(ref_, sum), fault);
   return {both};
 }

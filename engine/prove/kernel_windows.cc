@@ -62,7 +62,7 @@ Interval Kernels::made_through(const KernelCall& call, const Op& op, const Facto
 void Kernels::Match::take_windows() {
   for (size_t f = 0; f < list.size(); ++f)
     for (size_t i = 0; i < call.in.size() && list[f].window.source == 1; ++i)  // which has no digit of its own
-      if (list[f].reads_through(i) && call.in[i].value && !ref.constant(call.in[i].value->tensor))
+      if (list[f].reads_through(i) && call.in[i].value)
         read[f] = Interval{0, call.in[i].local.at(static_cast<size_t>(list[f].inputs[i].dim))};
   for (size_t f = 0; f < list.size(); ++f) {
     if (anywhere[f] == 0) continue;

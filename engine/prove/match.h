@@ -10,8 +10,9 @@
 
 namespace whale::proof {
 
-// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)?
-bool makes_rows(const KernelCall& call);
+// Does it make some rows of a product, which may be no box of its leading dimensions (lower/chunk_products)? Or have
+// they been reshaped.
+bool makes_rows(const KernelCall& call, const Graph& graph, const Op& op);
 
 struct Kernels::Match {
   Kernels& kernels;
@@ -20,6 +21,7 @@ struct Kernels::Match {
   OpId id;
   const Op& op;
   FactorSplits splits;
+  const bool rows;
   const Shape& shape;
   const std::vector<Factor>& list;
   // Of each factor.
@@ -41,16 +43,15 @@ struct Kernels::Match {
         id(of_op),
         op(ref.graph().op(of_op)),
         splits(how),
-        shape(by.shape_of(of_op, makes_rows(with), how)),
+        rows(makes_rows(with, ref.graph(), op)),
+        shape(by.shape_of(of_op, rows, how)),
         list(shape.factors->list),
         of(list.size()),
         read(list.size()),
         anywhere(list.size()) {}
 
   // As the layout has it.
-  Dims local_of(size_t operand) const {
-    return makes_rows(call) ? in_rows(call.in[operand].local) : call.in[operand].local;
-  }
+  Dims local_of(size_t operand) const { return rows ? in_rows(call.in[operand].local) : call.in[operand].local; }
   void take(int f, const Digit& d, size_t operand);
   FactorSplit take_operands();  // or how a factor has to be split first
   void take_constants();

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <limits>
 
+#include "prove/kernel.h"
+
 namespace whale::proof {
 namespace {
 
@@ -20,7 +22,11 @@ uint64_t bits_of(DType dtype, double value) {
 
 bool keeps_numbers(OpCode code) { return has_flag(code, kRearranges) || code == OpCode::k_slice; }
 
-bool makes_zeros(const Factors& factors, const std::vector<char>& zero) {
+bool makes_zeros(OpCode code, const Factors& factors, const std::vector<char>& zero) {
+  if (has_flag(code, kKeepsZero) && !zero.empty()) {
+    const bool many = def(code).inputs.back().kind == PortKind::kVariadic;
+    if (many ? std::ranges::count(zero, 0) == 0 : zero[0] != 0) return true;
+  }
   return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
     return !set.empty() && std::ranges::all_of(set, [&](int i) {
       return static_cast<size_t>(i) < zero.size() && zero[static_cast<size_t>(i)];
@@ -73,7 +79,7 @@ void Reference::index() {
     }
     std::vector<char> zero;
     for (const TensorId id : reads.roots) zero.push_back(is_zero(id));
-    if (std::ranges::count(zero, 1) > 0 && def(op.code).factors && makes_zeros(factors_.of(g_, op), zero)) {
+    if (std::ranges::count(zero, 1) > 0 && def(op.code).factors && makes_zeros(op.code, factors_.of(g_, op), zero)) {
       for (const TensorId id : op.outputs)
         if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
       continue;
@@ -92,7 +98,7 @@ void Reference::index() {
     const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) {
       const Op& o = g_.op(other);
       return uniform ? o.key == op.key && same_attrs(o.attrs, op.attrs)
-                     : same_op(g_, o, op) || same_beside_numbers(o, op);
+                     : same_op(g_, o, op) || same_beside_numbers(o, op) || same_product(o, op);
     });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));
@@ -200,22 +206,24 @@ bool Reference::is_of_batch(OpId op, int32_t factor) {
 
 // From the inputs on: a factor that a dimension of samples has, and the dimensions that it goes to.
 void Reference::find_batch() {
-  std::set<std::pair<TensorId, int>> carry;  // tensors and dimensions
+  std::map<std::pair<TensorId, int>, int64_t> carry;  // tensors and dimensions; outside of samples, within a dimension
   for (size_t t = 0; t < g_.tensors.size(); ++t)
     if (g_.tensors[t].kind == TensorKind::kInput && g_.tensors[t].batch_dim >= 0)
-      carry.insert({static_cast<TensorId>(t), g_.tensors[t].batch_dim});
+      carry[{static_cast<TensorId>(t), g_.tensors[t].batch_dim}] = 1;
   for (size_t i = 0; i < g_.ops.size(); ++i) {
     const Op& op = g_.ops[i];
     const std::vector<Factor>& list = factors(op).list;
     for (size_t f = 0; f < list.size(); ++f) {
       bool has = false;
-      for (size_t k = 0; k < op.inputs.size() && k < list[f].inputs.size(); ++k)
-        has = has || (op.inputs[k] != kNone && list[f].inputs[k].present() &&
-                      carry.contains({op.inputs[k], list[f].inputs[k].dim}));
+      for (size_t k = 0; k < op.inputs.size() && k < list[f].inputs.size(); ++k) {
+        const SubAxis& at = list[f].inputs[k];
+        const auto it = op.inputs[k] != kNone && at.present() ? carry.find({op.inputs[k], at.dim}) : carry.end();
+        has |= it != carry.end() && it->second == at.outer;
+      }
       if (!has) continue;
       of_batch_.insert({static_cast<OpId>(i), static_cast<int32_t>(f)});
       for (size_t k = 0; k < op.outputs.size() && k < list[f].outputs.size(); ++k)
-        if (list[f].outputs[k].present()) carry.insert({op.outputs[k], list[f].outputs[k].dim});
+        if (list[f].outputs[k].present()) carry[{op.outputs[k], list[f].outputs[k].dim}] = list[f].outputs[k].outer;
     }
   }
 }
@@ -318,6 +326,15 @@ bool Reference::same_beside_numbers(const Op& a, const Op& b) const {
   for (size_t i = 0; alike && i < a.inputs.size(); ++i)
     alike = a.inputs[i] == kNone || constant(root(a.inputs[i])) || dims(a.inputs[i]) == dims(b.inputs[i]);
   return alike;
+}
+
+// Products of the same rows, in whatever shape.
+bool Reference::same_product(const Op& a, const Op& b) const {
+  if (!has_flag(a.code, kProduct) || attr_bool(a.attrs, "transpose_a") || !same_attrs(a.attrs, b.attrs)) return false;
+  const auto dims = [&](TensorId id) { return id == kNone ? Dims{} : g_.tensor(id).dims; };
+  for (size_t i = 1; i < a.inputs.size(); ++i)
+    if (dims(a.inputs[i]) != dims(b.inputs[i])) return false;
+  return dims(a.inputs[1]).size() == 2 && in_rows(dims(a.inputs[0])) == in_rows(dims(b.inputs[0]));
 }
 
 bool Reference::is_uniform(const Op& op, const TensorIds& roots) const {

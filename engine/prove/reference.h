@@ -14,8 +14,8 @@
 
 namespace whale::proof {
 
-// Is an op linear in some of its operands, which are zeros each? So are its results then.
-bool makes_zeros(const Factors& factors, const std::vector<char>& zero);
+// Is an op linear in some of its operands, which are zeros each, or keeps zeros? So are its results then.
+bool makes_zeros(OpCode code, const Factors& factors, const std::vector<char>& zero);
 
 // Does it make nothing but elements of its first operand?
 bool keeps_numbers(OpCode code);
@@ -89,6 +89,7 @@ class Reference {
   };
   void index();
   bool same_beside_numbers(const Op& a, const Op& b) const;
+  bool same_product(const Op& a, const Op& b) const;
   TensorId zero_like(TensorId id);
   TensorId beside_zero(const Op& op, const TensorIds& roots) const;  // what zeros are added to; kNone: none are
   void find_gradients();

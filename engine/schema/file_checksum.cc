@@ -54,6 +54,10 @@ size_t checked_size(const uint8_t* data, size_t size, std::string_view what) {
   if (marked(data, size) && read(data + kSizeAt, 8) != size)
     throw error(Code::kDataLoss, "{} is damaged: it has {} bytes, and was written with {}. {}", what, size,
                 read(data + kSizeAt, 8), kAgain);
+  // A FlatBuffer without a checksum has no such number there; zeros for the mark say that there is none.
+  if (!marked(data, size) && size >= kRestAt && read(data + kMarkAt, 4) != 0 && read(data + kSizeAt, 8) == size)
+    throw error(Code::kDataLoss, "{} is damaged: the mark of its checksum changed since it was written. {}", what,
+                kAgain);
   const bool at_end = !marked(data, size) && marked_at_end(data, size);
   const size_t rest = at_end ? size - kEndBytes : size;
   const bool right = at_end               ? read(data + size - 4, 4) == crc32c(data, rest)

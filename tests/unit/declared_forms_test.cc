@@ -78,6 +78,52 @@ TEST_CASE("declared: a sum passes through what is linear in it") {
   MESSAGE(sets << " sets of operands");
 }
 
+TEST_CASE("declared: what keeps zeros makes zeros of them") {
+  std::set<OpCode> found;
+  for (OpCall call : op_calls()) {
+    if (!has_flag(call.code, kKeepsZero)) continue;
+    found.insert(call.code);
+    const bool many = def(call.code).inputs.back().kind == PortKind::kVariadic;
+    for (size_t i = 0; i < (many ? call.in.size() : 1); ++i) std::ranges::fill(call.in[i].data, 0);
+    for (const Value& made : ref_device().run(call))
+      CHECK_MESSAGE(std::ranges::count(made.data, 0) == std::ssize(made.data), to_string(call));
+  }
+  CHECK(found.size() == 2);
+}
+
+// Proofs hold what is the same all along a dimension without saying where it lies.
+TEST_CASE("declared: what is the same all along a factor of kind map makes what is the same all along it") {
+  Faults faults;
+  int64_t factors = 0;
+  for (const OpCall& call : op_calls()) {
+    const OpView view = view_of(call);
+    const OpDef& d = def(call.code);
+    const bool placed = d.flags & (kRandom | kOffsetAware);
+    for (const Factor& f : factors_of(view).list) {
+      if (f.kind != FactorKind::kMap || f.extent < 2 || placed || f.begin_attr || f.group.rows > 0) continue;
+      const auto first_along = [&](const Value& v, const SubAxis& s, size_t k) {  // the element at its first position
+        int64_t behind = s.inner;
+        for (size_t n = static_cast<size_t>(s.dim) + 1; n < v.dims.size(); ++n) behind *= v.dims[n];
+        return k - static_cast<size_t>(static_cast<int64_t>(k) / behind % f.extent * behind);
+      };
+      OpCall same = call;
+      for (size_t i = 0; i < call.in.size() && i < f.inputs.size(); ++i)
+        for (size_t k = 0; f.inputs[i].present() && k < call.in[i].data.size(); ++k)
+          same.in[i].data[k] = call.in[i].data[first_along(call.in[i], f.inputs[i], k)];
+      const std::vector<Value> made = ref_device().run(same);
+      ++factors;
+      for (size_t o = 0; o < made.size() && o < f.outputs.size(); ++o)
+        for (size_t k = 0; f.outputs[o].present() && k < made[o].data.size(); ++k) {
+          const double x = made[o].data[k], first = made[o].data[first_along(made[o], f.outputs[o], k)];
+          if (std::abs(x - first) > 1e-12 * std::max(1.0, std::abs(first)))
+            faults.add(fmt::format("{} by {}", d.name, f.name),
+                       fmt::format("{}: {} and {}", to_string(call), first, x));
+        }
+    }
+  }
+  CHECK(factors > 500);
+}
+
 TEST_CASE("declared: an equal form gives the same") {
   Faults faults;
   int64_t forms = 0;
