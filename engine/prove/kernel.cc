@@ -322,7 +322,6 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   if (of_constants) {  // what tells them apart is their shape alone: they come in the order of the program
     int64_t& n = seen_[{call.device, call.code, roots}];
     std::ranges::rotate(fit, fit.begin() + n++ % std::ssize(fit));
-    guessed_ = true;
   }
   std::stable_partition(fit.begin(), fit.end(), [&](OpId op) {
     return !call.out.empty() && ref_.tensor(ref_.graph().op(op).outputs[0]).dtype == call.out[0].dtype;
@@ -333,7 +332,8 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   const auto open = [](const Value& v) { return v.region.open(); };
   for (const OpId op : fit) try {
       std::vector<Value> made = match(turned ? *turned : call, op);
-      if (ref_.graph().op(op).name == call.name || std::ranges::none_of(made, open)) return made;
+      const bool guess = of_constants || std::ranges::any_of(made, open);
+      if (ref_.graph().op(op).name == call.name || !guess) return made;
       guessed_ |= some.has_value();
       if (!some) some = std::move(made);
     } catch (Stop& stop) {

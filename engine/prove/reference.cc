@@ -257,7 +257,7 @@ TensorId Reference::image_of(TensorId summand, TensorId sum) {
     Tensor image;
     image.name = fmt::format("{} in {}", name(summand), g_.tensor(sum).name);
     image.dtype = g_.tensor(sum).dtype, image.dims = g_.tensor(sum).dims;
-    image_from_.emplace(at->second, summand);
+    image_from_.emplace(at->second, summand), image_in_.emplace(at->second, sum);
     g_.tensors.push_back(std::move(image));
     root_.push_back(at->second);
   }
@@ -268,6 +268,11 @@ TensorId Reference::known_image_of(TensorId summand, TensorId sum) const {
   if (summand == sum) return sum;
   const auto at = images_.find({summand, sum});
   return at == images_.end() ? kNone : at->second;
+}
+
+bool Reference::is_image_in(TensorId id, TensorId sum) const {
+  const auto at = image_in_.find(id);
+  return at != image_in_.end() && at->second == sum;
 }
 
 bool Reference::is_made_of(TensorId tensor, TensorId other) {

@@ -47,6 +47,7 @@ class Reference {
   // What is linear in a summand of `sum`, told apart from what is linear in it elsewhere. Itself, if it is that sum.
   TensorId image_of(TensorId summand, TensorId sum);
   TensorId known_image_of(TensorId summand, TensorId sum) const;  // kNone: nobody has asked for it
+  bool is_image_in(TensorId id, TensorId sum) const;              // is it one of some summand?
   // Are both operands of this addition sums, or summands, that have a tensor in common?
   bool shares_summands(OpId add) const { return shares_.contains(add); }
 
@@ -108,7 +109,7 @@ class Reference {
   std::map<TensorId, double> values_;
   std::map<std::pair<TensorId, TensorId>, TensorId> images_;
   std::unordered_set<OpId> shares_;
-  std::unordered_map<TensorId, TensorId> image_from_;  // the summand that it is an image of
+  std::unordered_map<TensorId, TensorId> image_from_, image_in_;  // the summand that it is an image of, and the sum
   std::map<std::pair<TensorId, TensorId>, bool> made_of_;
   std::map<std::pair<TensorId, OpId>, bool> one_way_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;

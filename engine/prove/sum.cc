@@ -236,6 +236,12 @@ std::optional<Value> with_summands(Reference& ref, const Value& sum, const Value
   Terms more = x.terms;
   if (more.whole()) more.add_summand(x.tensor);
   name_by_sum(ref, x.tensor, more);
+  if (more.summands().size() == 1 && more.summands()[0].tensor == x.tensor) {  // by the names that the sum has for it
+    std::vector<Summand> named;
+    for (const Summand& s : sum.terms.summands())
+      if (ref.is_image_in(s.tensor, x.tensor)) named.push_back({s.tensor, more.summands()[0].boxes});
+    if (!named.empty()) more = Terms::of(std::move(named));
+  }
   const auto has = [&](const Summand& s) {
     return std::ranges::count(sum.terms.summands(), s.tensor, &Summand::tensor) > 0;
   };

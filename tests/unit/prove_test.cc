@@ -224,8 +224,9 @@ TEST_CASE("proof: exact mode adds micro-batches by the tree") {
       CHECK(has(text(proof), "added by the tree"));
     }
   // The same sums in another order are no more than equal to rounding.
-  const auto with = [&](bool exact, size_t a, size_t b) {
+  const auto with = [&](bool exact, size_t a, size_t b, const char* names = "") {
     Plan plan = plan_of(g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.accumulation = 4; });
+    for (Buffer& each : plan.entries[0].programs[0].buffers) each.name += names;
     auto& all = plan.entries[0].rows[0].samples;
     for (SampleCut& cut : all)
       if (cut.micro_batches.size() == 4) std::swap(cut.micro_batches[a], cut.micro_batches[b]);
@@ -235,6 +236,7 @@ TEST_CASE("proof: exact mode adds micro-batches by the tree") {
   CHECK(with(true, 0, 1) == ProofVerdict::kProven);  // two halves of one node
   CHECK(with(true, 1, 2) == ProofVerdict::kRefuted);
   CHECK(with(true, 0, 3) == ProofVerdict::kRefuted);
+  CHECK(with(true, 1, 2, ".from0") == ProofVerdict::kRefuted);  // as messages of a reshard are called
   CHECK(with(false, 1, 2) == ProofVerdict::kProven);
   // Of a weight that is used twice each use has a tree of its own.
   using enum OpCode;

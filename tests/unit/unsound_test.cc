@@ -789,3 +789,35 @@ TEST_CASE("unsound AF: a variable that a step changes is left out") {
     if (has(v.name, "/m")) v.name += ".other";
   say("AF: moments by another name", plan);
 }
+
+// Ones, of which each sum, or each window at an edge, is another number.
+TEST_CASE("unsound AG: what is made of the same all along is not") {
+  using enum OpCode;
+  for (const bool pools : {false, true}) {
+    small::Model m;
+    m.g.name = "ones";
+    const TensorId x = m.input("x", {8, 4, 1});
+    const TensorId ones =
+        m.op(k_fill, {}, {{"shape", Ints{8, 4, 1}}, {"value", 1.0}, {"dtype", std::string("f32")}}, "ones");
+    const TensorId s =
+        pools ? m.op(k_avg_pool, {ones},
+                     {{"window", Ints{3}}, {"strides", Ints{1}}, {"padding", Ints{1, 1}}, {"include_pad", true}}, "s")
+              : m.op(k_cumsum, {ones}, {{"axis", int64_t{1}}}, "s");
+    m.g.outputs = {{"t", m.op(k_add, {x, s}, {}, "t")}};
+    Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false; });
+    say("AG: undamaged", plan);
+    Program& p = plan.entries[0].programs[0];
+    const BufferId made_s = named(p, "s").out[0], half = fresh(p, "half", {8, 2, 1}),
+                   twice = fresh(p, "twice", {8, 4, 1});
+    for (BufferId& id : named(p, "t").in)
+      if (id == made_s) id = twice;
+    const int64_t begin = pools ? 1 : 0;
+    put_behind(p, "s", made(k_concat, "twice", {half, half}, {twice}, {{"axis", int64_t{1}}}));
+    put_behind(p, "s",
+               made(k_local_slice, "half", {made_s}, {half},
+                    {{"sub_axis", Ints{1, 1, 1}}, {"begin", begin}, {"end", begin + 2}}));
+    for (Segment& each : p.segments)
+      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    say(pools ? "AG: two of a pooling, twice" : "AG: two of a cumsum, twice", plan);
+  }
+}

@@ -128,6 +128,28 @@ def weight_and_product(graph):
     return o.square(o.matmul(trunk(), wh.parameter("w", (4, 4), wh.normal(0.3)) + o.matmul(a, b))).mean()
 
 
+def scaled_input(*shape):
+    return wh.input("x", (4, *shape)) * wh.parameter("w", (shape[-1],))
+
+
+def constant_gradients_of_two_shapes(graph):
+    h = wh.ops.matmul(wh.input("x", (4, 6)), wh.parameter("w", (6, 4)))
+    return wh.ops.square(wh.ops.tanh(h)).mean() + wh.parameter("p", (4, 4)).sum() + wh.parameter("q", (2, 4)).sum()
+
+
+def one_product_of_two_shapes(graph):
+    table = wh.parameter("table", (5, 4))
+    x = wh.ops.embedding(table, wh.input("ids", (2, 3), wh.int32)) * wh.parameter("scale", (1,)) + wh.parameter("shift", ())
+    of_rows = wh.ops.matmul(x.reshape(-1, 4), table, transpose_b=True)
+    loss = wh.nn.cross_entropy(wh.ops.matmul(x, table, transpose_b=True), wh.input("y", (2, 3), wh.int32))
+    return loss + wh.nn.cross_entropy(of_rows.reshape(2, 3, 5), wh.input("z", (2, 3), wh.int32))
+
+
+def groups_of_no_weight(graph):
+    h = wh.nn.batch_norm(wh.ops.matmul(wh.input("x", (4, 6)), wh.parameter("w", (6, 4))), groups=2)
+    return 0.0 * wh.ops.square(h).mean()
+
+
 def loss_of_weight_zero(graph):
     h = trunk()
     return o.square(h).mean() + 0.0 * o.sin(h).mean() + o.cos(h).mean()
@@ -173,6 +195,13 @@ CASES = {
     "the same where nothing is cut": (computed_weight, SGD, 1, "split(1)", {"precision": "float16"}),
     "gradients of a summed gradient": (weight_and_product, SGD, 2, "replica", {"zero": 2, "gradient_dtype": "bfloat16"}),
     "a loss of weight 0": (loss_of_weight_zero, SGD, 2, "replica", {"exact": True, "accumulation": 2}),
+    "mean straight behind a pooling": (lambda graph: wh.nn.max_pool(scaled_input(4, 1), 2).mean(), SGD, 1, "", {}),
+    "mean straight behind a convolution": (
+        lambda graph: wh.nn.conv1d(scaled_input(4, 1), 1, 3).mean(), SGD, 2, "split(2, factor=width)", {},
+    ),
+    "constant gradients, clipped": (constant_gradients_of_two_shapes, SGD, 2, "split(2)", {}),
+    "one product of two shapes": (one_product_of_two_shapes, SGD, 2, "replica", {"recompute": "full"}),
+    "groups of a loss of weight 0": (groups_of_no_weight, SGD, 2, "split(2)", {}),
     "penalties": (
         penalties, SGD, 8, ALL,
         {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
