@@ -321,7 +321,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
       fit.size() > 1 && std::ranges::all_of(roots, [&](TensorId id) { return id == kNone || ref_.constant(id); });
   if (of_constants) {  // what tells them apart is their shape alone: they come in the order of the program
     int64_t& n = seen_[{call.device, call.code, roots}];
-    std::ranges::rotate(fit, fit.begin() + n++ % std::ssize(fit));
+    std::rotate(fit.begin(), fit.begin() + n++ % std::ssize(fit), fit.end());
   }
   std::stable_partition(fit.begin(), fit.end(), [&](OpId op) {
     return !call.out.empty() && ref_.tensor(ref_.graph().op(op).outputs[0]).dtype == call.out[0].dtype;

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "base/error.h"
-#include "grad/passes.h"
 #include "grad/rewrite.h"
 #include "shard/samples_of_copies.h"
 #include "task/shares.h"
@@ -268,46 +267,55 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
 
 void add_before_casts(Graph& graph, const TaskGraphs& tasks) {
   if (tasks.replicas.empty()) return;
-  std::vector<int> uses = use_counts(graph);
+  const std::vector<int> uses = use_counts(graph);
+  Rewriter r(graph);
+  std::vector<std::string> makers;  // of each op the forward op that it is of: "norm", "norm@1"
+  for (const Op& op : r.old)
+    makers.push_back(op.origin == kNone ? op.name : r.old[static_cast<size_t>(op.origin)].name);
   struct Wide {
     TensorId tensor;
-    std::string_view of;        // the op of the program that all copies that it is made of are of
-    std::optional<Attrs> sums;  // what is rounded is summed up before it is added
+    std::string_view of;       // the last of the copies that it is made of
+    std::optional<Op> behind;  // what is made of the rounded one before it is added: linear
   };
   std::map<TensorId, Wide> wide;  // of what is rounded, where nothing else reads that
-  Rewriter r(graph);
-  const auto op_of = [&](const Op& op) {
-    const std::string_view name = op.origin == kNone ? op.name : r.old[static_cast<size_t>(op.origin)].name;
-    return name.substr(0, name.find('@'));
+  const auto copies = [](std::string_view a, std::string_view b) {
+    return a != b && a.substr(0, a.find('@')) == b.substr(0, b.find('@'));
   };
-  std::vector<std::string> names;  // old[i] is empty once it is kept
-  for (const Op& op : r.old) names.emplace_back(op_of(op));
+  const auto alike = [](const std::optional<Op>& a, const std::optional<Op>& b) {
+    return a.has_value() == b.has_value() && (!a || (a->code == b->code && a->attrs == b->attrs));
+  };
+  const auto is_linear = [&](const Op& op) {
+    if (op.inputs.size() != 1 || !def(op.code).factors) return false;
+    return std::ranges::count(def(op.code).factors(view_of(graph, op)).linear, std::vector<int>{0}) > 0;
+  };
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op op = r.old[i];
     const TensorId out = op.outputs.empty() ? kNone : op.outputs[0];
     const bool alone = out != kNone && uses[static_cast<size_t>(out)] == 1 && op.phase == Phase::kBackward;
+    const auto of = wide.find(op.inputs.empty() ? kNone : op.inputs[0]);
     if (op.code == OpCode::k_cast && alone) {
       const DType from = graph.tensor(op.inputs[0]).dtype, to = graph.tensor(out).dtype;
       if (is_float(from) && is_float(to) && size_of(from) > size_of(to))
-        wide[out] = {r.now(op.inputs[0]), names[i], {}};
+        wide[out] = {r.now(op.inputs[0]), makers[i], {}};
+    } else if (alone && of != wide.end() && !of->second.behind && is_linear(op)) {
+      wide[out] = {of->second.tensor, of->second.of, op};
     }
-    if (const auto it = wide.find(op.inputs.empty() ? kNone : op.inputs[0]);
-        op.code == OpCode::k_reduce_sum && alone && it != wide.end() && !it->second.sums)
-      wide[out] = {it->second.tensor, it->second.of, op.attrs};
-    const auto a = op.code == OpCode::k_add ? wide.find(op.inputs[0]) : wide.end();
     const auto b = op.code == OpCode::k_add ? wide.find(op.inputs[1]) : wide.end();
-    if (a == wide.end() || b == wide.end() || a->second.of != b->second.of || a->second.sums != b->second.sums ||
-        graph.tensor(a->second.tensor).dtype != graph.tensor(b->second.tensor).dtype) {
+    if (of == wide.end() || b == wide.end() || !copies(of->second.of, b->second.of) ||
+        !alike(of->second.behind, b->second.behind) ||
+        graph.tensor(of->second.tensor).dtype != graph.tensor(b->second.tensor).dtype) {
       r.keep(i);
       continue;
     }
-    const Wide sum{r.emit(i, OpCode::k_add, {a->second.tensor, b->second.tensor}), a->second.of, a->second.sums};
-    TensorId once = r.emit(i, OpCode::k_cast, {sum.tensor}, {{"dtype", std::string(name_of(graph.tensor(out).dtype))}});
-    if (sum.sums) once = r.emit(i, OpCode::k_reduce_sum, {once}, *sum.sums);
+    const std::string dtype(name_of(graph.tensor(out).dtype));
+    const TensorId sum = r.emit(i, OpCode::k_add, {of->second.tensor, b->second.tensor});
+    const Wide all{sum, b->second.of, b->second.behind};
+    TensorId once = r.emit(i, OpCode::k_cast, {sum}, {{"dtype", dtype}});
+    if (all.behind) once = r.emit(i, all.behind->code, {once}, all.behind->attrs);
     graph.tensor(once).name = graph.tensor(out).name;
     r.replace(out, once);
     r.moved(i, graph.tensor(once).producer);
-    if (uses[static_cast<size_t>(out)] == 1) wide[out] = sum;
+    if (alone) wide[out] = all;
   }
   r.finish();
 }

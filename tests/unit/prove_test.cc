@@ -449,9 +449,10 @@ TEST_CASE("proof: plans that had no rule") {
 TEST_CASE("property: random plans are proven") {
   for (const Precision precision : {Precision::kFloat64, Precision::kBFloat16, Precision::kFloat16}) {
     const bool half = precision != Precision::kFloat64;
-    const Verdicts v = prove_random(1, half ? 60 : 250, 8, precision, [](const test::PlanCase& c, const std::string& proof) {
-      if (has(proof, "refuted") || has(proof, "not proven")) MESSAGE(test::to_string(c) << "\n" << proof);
-    });
+    const Verdicts v =
+        prove_random(1, half ? 60 : 250, 8, precision, [](const test::PlanCase& c, const std::string& proof) {
+          if (has(proof, "refuted") || has(proof, "not proven")) MESSAGE(test::to_string(c) << "\n" << proof);
+        });
     MESSAGE(std::string(kPrecisions[static_cast<size_t>(precision)]) << ": " << to_string(v));
     CHECK(v.refuted == 0);
     CHECK(v.unlike * 100 <= v.proven);
