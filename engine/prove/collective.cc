@@ -36,20 +36,17 @@ Held combined(Reference& ref, Tree& tree, const Exchange& e) {
     }
     out = with_terms(ref, tree, *out, v);
   }
-  if (!out) return e.in[0];
+  if (!out) {
+    const auto alike = [&](const Held& v) { return v->order == e.in[0]->order && v->tensor == e.in[0]->tensor; };
+    if (zeros.empty() || std::ranges::all_of(e.in, alike)) return e.in[0];
+    out = *zeros.front();
+    zeros.erase(zeros.begin());
+  }
   for (const Value* zero : zeros) out->order = tree.beside_zero(*out, *zero, *ref.constant(zero->tensor));
   return std::make_shared<const Value>(std::move(*out));
 }
 
 Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const Dims& whole) {
-  const auto some = std::ranges::find_if(e.in, [](const Held& v) { return v->region.size() > 0; });
-  if (some != e.in.end() && ref.constant((*some)->tensor) && std::ranges::all_of(e.in, [&](const Held& v) {
-        return v->region.size() == 0 || (v->tensor == (*some)->tensor && v->terms == (*some)->terms);
-      })) {
-    Value out = **some;
-    out.region = Region({Digit{element_count(whole), Set::first(element_count(whole)), true}});
-    return std::make_shared<const Value>(std::move(out));
-  }
   // Along the sub-axis alone: the outer, extent and inner of the flat local tensor.
   int64_t outer = cuts.sub_axis.outer, inner = cuts.sub_axis.inner;
   const auto dim = static_cast<size_t>(cuts.sub_axis.dim);
@@ -60,7 +57,6 @@ Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const 
   for (size_t m = 0; m < e.in.size(); ++m) {
     const Interval at = cuts.cuts.at(m);
     if (at.size() == 0) continue;
-    if (ref.constant(e.in[m]->tensor)) no_rule("{} put together with other parts", describe(ref, *e.in[m]));
     pieces.push_back({e.in[m], {{0, outer}, at, {0, inner}}});
   }
   return joined(ref, pieces, {outer, extent, inner});

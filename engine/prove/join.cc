@@ -39,6 +39,17 @@ void check_apart(const std::vector<Piece>& pieces) {
       if (meet(list[a]->at, list[b]->at)) refuse("two parts of {} lie in one place", to_string(list[a]->value->region));
 }
 
+uint64_t order_of(const std::vector<Piece>& pieces, const Dims& local) {
+  std::vector<uint64_t> orders;
+  std::vector<Region> places;
+  for (const Piece& p : pieces) {
+    std::vector<Digit> digits;
+    for (size_t d = 0; d < local.size(); ++d) digits.push_back({local[d], Set(p.at[d])});
+    orders.push_back(p.value->order), places.emplace_back(std::move(digits));
+  }
+  return Tree::put_together(orders, places);
+}
+
 }  // namespace
 
 Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& local) {
@@ -65,6 +76,7 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
   if (ref.constant(first.tensor)) {  // a number, of whatever shape
     Value out = first;
     out.region = Region({Digit{elements, Set::first(elements), true}});
+    out.order = order_of(pieces, local);
     return std::make_shared<const Value>(std::move(out));
   }
   const std::vector<Region> all = hulls(regions, elements);
@@ -89,11 +101,9 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
     if (!part) no_rule("a part of {}", to_string(*first));
     refuse("where {} belongs, {} is put", to_string(*part), to_string(p.value->region));
   }
-  std::vector<uint64_t> orders;
-  for (const Piece& p : pieces) orders.push_back(p.value->order);
   Value out = first;
   out.region = *right;
-  out.order = Tree::put_together(orders, regions);
+  out.order = order_of(pieces, local);
   return std::make_shared<const Value>(std::move(out));
 }
 

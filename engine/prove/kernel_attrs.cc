@@ -82,8 +82,13 @@ void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& sha
     wanted[factor.begin_attr] = sets[f].set.runs()[0].begin;
   }
   for (const auto& [name, value] : wanted) {
-    if (name == kIndexLimit) continue;  // a check
     const auto at = call.attrs.find(name);
+    if (name == kIndexLimit) {  // a check, where the plan has it
+      const int64_t limit = d.index.input >= 0 ? index_range(view_of(ref_.graph(), op)).limit : 0;
+      const int64_t said = at == call.attrs.end() ? 0 : attr_int(call.attrs, name);
+      if (said != 0 && said != limit) refuse("it takes indices below {}; {} those below {}", said, op.name, limit);
+      continue;
+    }
     if (at == call.attrs.end()) refuse("attribute {} of {} is missing", name, op.name);
     if (same_attr(name, at->second, value) || (also.contains(name) && at->second == also.at(name))) continue;
     refuse("attribute {} is {}; {} of the one-device program has {}", name, to_string(at->second), op.name,

@@ -42,7 +42,7 @@ std::optional<Value> Kernels::as_number(const KernelCall& call) {
   Value same = constant(call.out.at(0), 0);
   same.tensor = of->tensor, same.dtype = of->dtype;
   same.terms = of->terms, same.combine = of->combine;
-  same.of_nothing = of->of_nothing;
+  same.of_nothing = of->of_nothing, same.order = of->order;
   return same;
 }
 
@@ -72,12 +72,13 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   if (!d.factors) return {};
   OpView view{call.code, &call.attrs, {}, {}, {}};
   std::vector<char> zero;
-  bool of_nothing = false;
+  bool of_nothing = false, of_no_elements = false;
   for (const Operand& o : call.in) {
     view.present.push_back(o.value != nullptr);
     view.inputs.push_back(o.value ? TensorType{o.value->dtype, o.local} : TensorType{});
     const double* c = o.value ? ref_.constant(o.value->tensor) : nullptr;
     zero.push_back(o.value && ((c && *c == 0) || o.value->region.size() == 0));
+    of_no_elements |= o.value && o.value->region.size() == 0;
     of_nothing |= zero.back() && (o.value->of_nothing != OpCode{} || o.value->region.size() == 0);
     if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
   }
@@ -99,7 +100,7 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
     if (linear) {
       out.push_back(constant(r, 0));
       out.back().of_nothing = of_nothing ? call.code : OpCode{};
-      if (!of_nothing) out.back().order = tree_.made(out.back(), d.name, call.orders(), {});
+      if (!of_no_elements) out.back().order = tree_.made(out.back(), d.name, call.orders(), {});
     }
   return out;
 }

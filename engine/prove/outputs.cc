@@ -37,6 +37,8 @@ class Boxes {
     const int64_t elements = element_count(local_dims(port_.dims, cuts));
     if (elements > 0) boxes_.push_back(std::move(box));
     elements_ += elements;
+    if (port_.merge != OutputMerge::kConcat && elements != element_count(port_.dims))
+      refuse("of output {}, {} of {} elements are fetched at once", port_.name, elements, element_count(port_.dims));
   }
   void check() {
     const int64_t whole = element_count(port_.dims);
@@ -103,7 +105,7 @@ std::vector<SubAxisCut> handed_over(const Plan& plan, const Entry& entry, const 
                                     const work::Fetch& fetch) {
   const PlanOutput& port = entry.outputs[static_cast<size_t>(fetch.output)];
   std::vector<SubAxisCut> cuts;
-  if (!port.parts.axes.empty())
+  if (!port.parts.axes.empty() && port.mesh != kNone)
     cuts = cuts_of(port.dims, port.parts, plan.meshes.at(static_cast<size_t>(port.mesh)).axes, row.coordinates);
   if (port.merge == OutputMerge::kConcat && port.batch_dim >= 0) {
     const SampleCut& cut = row.samples.at(static_cast<size_t>(fetch.samples));

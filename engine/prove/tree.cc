@@ -184,10 +184,10 @@ uint64_t Tree::made(const Value& result, std::string_view kernel, const std::vec
   return out;
 }
 
-uint64_t Tree::put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& regions) {
+uint64_t Tree::put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& places) {
   if (std::ranges::count(orders, orders[0]) == std::ssize(orders)) return orders[0];
   uint64_t out = 7;
-  for (size_t k = 0; k < orders.size(); ++k) out = mix(mix(out, orders[k]), regions[k]);
+  for (size_t k = 0; k < orders.size(); ++k) out = mix(mix(out, orders[k]), places[k]);
   return out;
 }
 

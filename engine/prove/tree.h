@@ -35,8 +35,8 @@ class Tree {
   // is made at once.
   uint64_t made(const Value& result, std::string_view kernel, const std::vector<uint64_t>& orders,
                 const std::vector<Dims>& dims) const;
-  // Parts of one value, each of these elements of its tensor.
-  static uint64_t put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& regions);
+  // Parts of one value, each in this place.
+  static uint64_t put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& places);
 
   // What a step leaves, or hands out, under this name.
   void deliver(const std::string& name, const Dims& dims, const Value& value);

@@ -26,16 +26,11 @@ bool same_box(const Value& a, const Value& b, const Dims& dims) {
   return x && y && same(*x, *y);
 }
 
-// Digits that hold any of their positions hold as many as the dimension has.
+// Digits that hold any of their positions hold as many as the dimension has, of those beside each other.
 Region fitted(const Region& region, const Dims& local) {
-  std::vector<Digit> digits = region.digits();
-  if (digits.size() != local.size()) return region;
-  for (size_t d = 0; d < local.size(); ++d) {
-    if (!digits[d].any && digits[d].set.size() != local[d]) return region;
-    if (local[d] > digits[d].extent) return region;
-    if (digits[d].any) digits[d].set = Set::first(local[d]);
-  }
-  return Region(std::move(digits));
+  Dims extents;
+  for (const Digit& d : region.digits()) extents.push_back(d.extent);
+  return extents.size() == local.size() ? region.spread(extents, local) : region;
 }
 
 std::vector<DType> sum_dtypes_of(const PlanOptions& options) {
