@@ -821,3 +821,67 @@ TEST_CASE("unsound AG: what is made of the same all along is not") {
     say(pools ? "AG: two of a pooling, twice" : "AG: two of a cumsum, twice", plan);
   }
 }
+
+// [any 2 of 4, 3, any 1 of 4], read as [1, 3, 2]: which of the rows are beside each other is not said again.
+TEST_CASE("unsound AH: what is the same all along is read in another shape") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "fit";
+  const TensorId x = m.input("x", {4, 3, 4}), v = m.variable("v", {1, 3, 1});
+  const TensorId b = m.op(k_broadcast_to, {v}, {{"shape", Ints{4, 3, 4}}}, "b");
+  m.g.outputs = {{"y", m.op(k_add, {x, m.op(k_tanh, {b}, {}, "r")}, {}, "y")}};
+  const Plan right = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false; });
+  for (const bool wrong : {false, true}) {
+    Plan plan = right;
+    Program& p = plan.entries[0].programs[0];
+    const Instruction of = named(p, "b"), r = named(p, "r");
+    const BufferId rows = fresh(p, "rows", {2, 3, 1});
+    BufferId view = rows;
+    if (wrong) {
+      Buffer other = p.buffers[static_cast<size_t>(rows)];
+      other.name = "view", other.dims = {1, 3, 2}, other.alias = rows, other.at = 0;
+      p.buffers.push_back(other);
+      view = static_cast<BufferId>(p.buffers.size()) - 1;
+    }
+    const int64_t columns = wrong ? 2 : 1;
+    const BufferId some = fresh(p, "some", {wrong ? 1 : 2, 3, columns}), all = fresh(p, "all", {4, 3, columns});
+    const BufferIds four(wrong ? 4 : 2, some), wide(wrong ? 2 : 4, all);
+    put_before(p, "y", made(k_broadcast_to, "b2", {of.in[0]}, {rows}, {{"shape", Ints{2, 3, 1}}}));
+    put_before(p, "y", made(k_tanh, "r2", {view}, {some}));
+    put_before(p, "y", made(k_concat, "all", four, {all}, {{"axis", int64_t{0}}}));
+    put_before(p, "y", made(k_concat, "wide", wide, {r.out[0]}, {{"axis", int64_t{2}}}));
+    drop(p, "r"), drop(p, "b");
+    for (Segment& each : p.segments)
+      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    say(wrong ? "AH: rows as columns" : "AH: undamaged, in pieces", plan);
+  }
+}
+
+TEST_CASE("unsound AI: a part of an output is handed out for all of it") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "out";
+  m.g.outputs = {{"p", m.op(k_matmul, {m.input("x", {8, 4}), m.variable("w", {4, 4})}, {}, "p")}};
+  const Plan right = plan_of(m.g, "null:2", "split");
+  for (const OutputMerge merge : {OutputMerge::kSame, OutputMerge::kSum}) {
+    Plan plan = right;
+    say("AI: undamaged", plan);
+    PlanOutput& o = plan.entries[0].outputs[0];
+    o.merge = merge, o.cut_by.assign(o.cut_by.size(), false);
+    say("AI: one device's half", plan);
+  }
+}
+
+TEST_CASE("unsound AJ: an index has another limit") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "looked up";
+  const TensorId ids = m.input("ids", {8}, DType::kI32), two = m.op(k_add, {ids, ids}, {}, "two");
+  m.g.outputs = {{"y", m.op(k_embedding, {m.variable("w", {20, 4}), two}, {}, "y")}};
+  Plan plan = plan_of(m.g, "null:1", "replica(1)");
+  say("AJ: undamaged", plan);
+  Instruction& y = named(plan.entries[0].programs[0], "y");
+  REQUIRE(attr_int(y.kernel()->attrs, kIndexLimit) == 20);
+  y.as<work::Kernel>()->attrs[kIndexLimit] = int64_t{21};
+  say("AJ: a row behind the last one", plan);
+}
