@@ -1,6 +1,8 @@
 #include "rewrite/fold.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "grad/rewrite.h"
 #include "ops/op.h"
@@ -29,19 +31,35 @@ struct Folder {
   TensorId input(const Op& op, size_t i) const { return i < op.inputs.size() ? op.inputs[i] : kNone; }
 };
 
-bool is_split(const TaskGraphs& tasks, const Op& op) {
-  const TaskGraph& task = tasks.task(op);
-  return std::find(task.roles.begin(), task.roles.end(), AxisRole::kSplit) != task.roles.end();
-}
+// What the splits ask of an op's form. Copies of one op have one form (unlike replicas): what any of them asks for.
+class Asked {
+ public:
+  Asked(const Graph& graph, const TaskGraphs& tasks) : tasks_(tasks) {
+    if (tasks.replicas.empty()) return;
+    for (const Op& op : graph.ops) {
+      if (is_split(op)) split_.emplace(name_of(op));
+      if (is_unpacked(op)) unpacked_.emplace(name_of(op));
+    }
+  }
+  bool split(const Op& op) const { return tasks_.replicas.empty() ? is_split(op) : split_.contains(name_of(op)); }
+  // A factor that the op has only when its operands stand apart.
+  bool unpacked(const Op& op) const {
+    return tasks_.replicas.empty() ? is_unpacked(op) : unpacked_.contains(name_of(op));
+  }
 
-// The split asks for a factor that the op has only when its operands stand apart.
-bool is_unpacked(const TaskGraphs& tasks, const Op& op) {
-  const OpDef& d = def(op.code);
-  if (!d.unpack) return false;
-  const TaskGraph& task = tasks.task(op);
-  return std::any_of(task.factors.begin(), task.factors.end(),
-                     [&](const std::string& wanted) { return !wanted.empty() && is_named(d.unpacked_factor, wanted); });
-}
+ private:
+  static std::string name_of(const Op& op) { return op.name.substr(0, op.name.find('@')); }
+  bool is_split(const Op& op) const { return std::ranges::count(tasks_.task(op).roles, AxisRole::kSplit) > 0; }
+  bool is_unpacked(const Op& op) const {
+    const OpDef& d = def(op.code);
+    return d.unpack && std::ranges::any_of(tasks_.task(op).factors, [&](const std::string& wanted) {
+             return !wanted.empty() && is_named(d.unpacked_factor, wanted);
+           });
+  }
+
+  const TaskGraphs& tasks_;
+  std::set<std::string> split_, unpacked_;  // names of ops
+};
 
 // Drops the folded ops and the tensors that only they made.
 void finish(Folder& f) {
@@ -57,8 +75,9 @@ void finish(Folder& f) {
 
 void fold_bias(Graph& graph, const TaskGraphs& tasks) {
   Folder f(graph);
+  const Asked asked(graph, tasks);
   for (Op& op : graph.ops) {
-    if (op.code != OpCode::k_add || is_split(tasks, op)) continue;
+    if (op.code != OpCode::k_add || asked.split(op)) continue;
     for (const int at : {0, 1}) {
       const TensorId product = op.inputs[static_cast<size_t>(at)], bias = op.inputs[static_cast<size_t>(1 - at)];
       const Op* matmul = f.product(product);
@@ -83,9 +102,10 @@ void fold_bias(Graph& graph, const TaskGraphs& tasks) {
 
 void fold_activation(Graph& graph, const TaskGraphs& tasks) {
   Folder f(graph);
+  const Asked asked(graph, tasks);
   for (Op& op : graph.ops) {
     const char* name = def(op.code).as_activation;
-    if (!name || !f.once(op.inputs[0]) || is_split(tasks, op)) continue;
+    if (!name || !f.once(op.inputs[0]) || asked.split(op)) continue;
     const Op* matmul = f.product(op.inputs[0]);
     if (!matmul) continue;
     const std::string& activation = attr_string(matmul->attrs, "activation");
@@ -100,8 +120,9 @@ void fold_activation(Graph& graph, const TaskGraphs& tasks) {
 }
 
 void decompose_splits(Graph& graph, const TaskGraphs& tasks) {
+  const Asked asked(graph, tasks);
   const auto form_of = [&](const Op& op) {
-    return is_unpacked(tasks, op) ? def(op.code).unpack : is_split(tasks, op) ? def(op.code).decompose : nullptr;
+    return asked.unpacked(op) ? def(op.code).unpack : asked.split(op) ? def(op.code).decompose : nullptr;
   };
   if (std::none_of(graph.ops.begin(), graph.ops.end(), form_of)) return;
   Rewriter r(graph);
