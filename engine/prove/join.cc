@@ -64,7 +64,7 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
     if (v.tensor != first.tensor || v.dtype != first.dtype)
       refuse("parts of two tensors are put together, {} and {}", v.tensor, first.tensor);
     Terms mine = v.terms, others = first.terms;
-    if (!(mine == others)) Terms::name_alike(mine, others, first.tensor);
+    if (!(mine == others)) name_alike(ref, mine, others, first.tensor);
     if (!(mine == others) || (!v.terms.whole() && v.combine != first.combine))
       no_rule("parts with unlike terms put together: {} and {}", describe(ref, first), describe(ref, v));
     regions.push_back(v.region);

@@ -387,7 +387,7 @@ void Kernels::Match::find_terms() {
     Terms mine = v->terms;
     name_by_sum(ref, v->tensor, mine);
     if (mine.whole()) mine.add_summand(v->tensor);
-    if (mine.summands().size() > kMany) mine.unite(v->tensor);
+    if (mine.summands().size() > kMany && are_told(ref, v->tensor, mine)) mine.unite(v->tensor);
     if (apart) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
     if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
     if (terms.summands().size() > kMost) no_rule("{} adds more than {} summands of unlike terms", op.name, kMost);
@@ -420,9 +420,10 @@ Value Kernels::Match::result(size_t o) const {
   Value v{.tensor = ref.root(op.outputs[o]), .dtype = call.out[o].dtype};
   v.region = of_each_element(op) ? call.in[0].value->region : region_of(o);
   v.terms = terms, v.combine = combine;
-  if (v.terms.summands().size() > kMany) v.terms.unite(v.tensor);
   const auto image = [&](TensorId summand) { return ref.image_of(summand, v.tensor); };
   const TensorId from = partial.empty() ? kNone : call.in[partial[0]].value->tensor;
+  const TensorId all = partial.size() == 1 && op.code != OpCode::k_add ? from : v.tensor;
+  if (v.terms.summands().size() > kMany && are_told(ref, all, v.terms)) v.terms.unite(all);
   const bool own = v.terms.summands().size() == 1 && v.terms.summands()[0].tensor == from;
   if (!ways.empty()) {
     // By the operand; of both, by what is in which.

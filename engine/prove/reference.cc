@@ -275,7 +275,15 @@ bool Reference::is_image_in(TensorId id, TensorId sum) const {
   return at != image_in_.end() && at->second == sum;
 }
 
-bool Reference::is_made_of(TensorId tensor, TensorId other) {
+bool Reference::is_finer(TensorId fine, TensorId coarse) const {
+  for (auto at = image_in_.find(coarse); at != image_in_.end(); at = image_in_.find(coarse)) {
+    if (!is_image_in(fine, at->second)) return false;
+    coarse = image_from_.at(coarse), fine = image_from_.at(fine);
+  }
+  return is_image_in(fine, coarse);
+}
+
+bool Reference::is_made_of(TensorId tensor, TensorId other) const {
   for (auto from = image_from_.find(other); from != image_from_.end(); from = image_from_.find(other))
     other = from->second;
   tensor = root(tensor), other = root(other);
@@ -289,7 +297,7 @@ bool Reference::is_made_of(TensorId tensor, TensorId other) {
   return made_of_[{tensor, other}] = found;
 }
 
-bool Reference::is_by_one_way(TensorId tensor, OpId op) {
+bool Reference::is_by_one_way(TensorId tensor, OpId op) const {
   tensor = root(tensor);
   const auto known = one_way_.find({tensor, op});
   if (known != one_way_.end()) return known->second;

@@ -48,13 +48,15 @@ class Reference {
   TensorId image_of(TensorId summand, TensorId sum);
   TensorId known_image_of(TensorId summand, TensorId sum) const;  // kNone: nobody has asked for it
   bool is_image_in(TensorId id, TensorId sum) const;              // is it one of some summand?
+  // Is `fine` the name of a summand of what `coarse` names, which has gone the same way since?
+  bool is_finer(TensorId fine, TensorId coarse) const;
   // Are both operands of this addition sums, or summands, that have a tensor in common?
   bool shares_summands(OpId add) const { return shares_.contains(add); }
 
   // Is a tensor made of the other one, or of what that is an image of, by whatever way? Or is it that one.
-  bool is_made_of(TensorId tensor, TensorId other);
+  bool is_made_of(TensorId tensor, TensorId other) const;
   // Does what an op makes go into this tensor by one way alone: does each op between read it by one operand?
-  bool is_by_one_way(TensorId tensor, OpId op);
+  bool is_by_one_way(TensorId tensor, OpId op) const;
 
   // What was cast to this, a wider type, from the type `to`: cast back it is what it was. kNone: nothing was.
   TensorId before_cast(TensorId wide, DType to) const;
@@ -109,9 +111,9 @@ class Reference {
   std::map<TensorId, double> values_;
   std::map<std::pair<TensorId, TensorId>, TensorId> images_;
   std::unordered_set<OpId> shares_;
-  std::unordered_map<TensorId, TensorId> image_from_, image_in_;  // the summand that it is an image of, and the sum
-  std::map<std::pair<TensorId, TensorId>, bool> made_of_;
-  std::map<std::pair<TensorId, OpId>, bool> one_way_;
+  std::unordered_map<TensorId, TensorId> image_from_, image_in_;   // the summand that it is an image of, and the sum
+  mutable std::map<std::pair<TensorId, TensorId>, bool> made_of_;  // once they are asked for
+  mutable std::map<std::pair<TensorId, OpId>, bool> one_way_;
   std::unordered_map<std::string, TensorId> inputs_, variables_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_, in_loss_;

@@ -151,10 +151,30 @@ std::string describe(const Reference& ref, const Value& v) {
 }
 
 // A product by either operand of what both are made of has names for either; they matter as long as terms of that do.
-void name_by_sum(Reference& ref, TensorId sum, Terms& terms) {
+bool are_told(const Reference& ref, TensorId sum, const Terms& terms) {
   const auto is_told = [&](const FactorSet& f) { return ref.is_by_one_way(sum, f.key.op); };
-  const auto told = [&](const TermBox& box) { return std::ranges::all_of(box, is_told); };
-  if (terms.summands().size() == 1 && std::ranges::all_of(terms.summands()[0].boxes, told)) terms.rename(sum);
+  return std::ranges::all_of(terms.summands(), [&](const Summand& s) {
+    return std::ranges::all_of(s.boxes, [&](const TermBox& box) { return std::ranges::all_of(box, is_told); });
+  });
+}
+
+void name_by_sum(const Reference& ref, TensorId sum, Terms& terms) {
+  if (terms.summands().size() == 1 && are_told(ref, sum, terms)) terms.rename(sum);
+}
+
+void name_alike(const Reference& ref, Terms& a, Terms& b, TensorId sum) {
+  Terms::name_alike(a, b, sum, [&](const Terms& terms) { return are_told(ref, sum, terms); });
+  if (a.named_as(b)) return;
+  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {  // one name, of which the others are a part
+    if (one->summands().size() != 1 || other->summands().empty()) continue;
+    const Summand coarse = one->summands()[0];
+    const auto is_finer = [&](const Summand& s) { return ref.is_finer(s.tensor, coarse.tensor); };
+    if (!std::ranges::all_of(other->summands(), is_finer)) continue;
+    std::vector<Summand> named;
+    for (const Summand& s : other->summands()) named.push_back({s.tensor, coarse.boxes});
+    *one = Terms::of(std::move(named));
+    return;
+  }
 }
 
 Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
@@ -172,7 +192,7 @@ Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
   Terms more = x.terms;
   if (!out.terms.named_as(more))
     for (Terms* terms : {&out.terms, &more}) name_by_sum(ref, x.tensor, *terms);
-  Terms::name_alike(out.terms, more, x.tensor);
+  name_alike(ref, out.terms, more, x.tensor);
   if (!out.terms.named_as(more) && (sum.combine != Combine::kSum || !name_all(ref, sum.tensor, out.terms, more)))
     no_rule("a sum of {} and {}, whose terms are told apart unlike", describe(ref, sum), describe(ref, x));
   if (const TensorId twice = out.terms.join(more); twice != kNone) {
@@ -246,7 +266,7 @@ std::optional<Value> with_summands(Reference& ref, const Value& sum, const Value
     return std::ranges::count(sum.terms.summands(), s.tensor, &Summand::tensor) > 0;
   };
   if (!std::ranges::all_of(more.summands(), has) && !are_summands(ref, sum, more)) {
-    more.unite(x.tensor);
+    if (are_told(ref, x.tensor, more)) more.unite(x.tensor);
     if (!are_summands(ref, sum, more)) return {};
   }
   Value out = sum;

@@ -11,8 +11,12 @@ namespace whale::proof {
 
 // `sum` with the terms of `x` too. They must be of the same elements of one tensor, combined in the same way, none of
 // them whole, and no term in both.
+// Gives terms of one sum names that both have, where one's say less than the other's.
+void name_alike(const Reference& reference, Terms& a, Terms& b, TensorId sum);
+// Does the sum's own name say which terms of it these are? Names by an operand's way matter where it does not.
+bool are_told(const Reference& reference, TensorId sum, const Terms& terms);
 // Terms of a sum that one name stands for get the sum's own, where that says which they are.
-void name_by_sum(Reference& ref, TensorId sum, Terms& terms);
+void name_by_sum(const Reference& reference, TensorId sum, Terms& terms);
 
 Value with_terms(Reference& reference, Tree& tree, const Value& sum, const Value& x);
 

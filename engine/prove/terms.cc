@@ -196,10 +196,10 @@ void Terms::unite(TensorId tensor) {
     summands_ = {{tensor, std::move(summands_[0].boxes)}};
 }
 
-void Terms::name_alike(Terms& a, Terms& b, TensorId tensor) {
+void Terms::name_alike(Terms& a, Terms& b, TensorId tensor, const std::function<bool(const Terms&)>& told) {
   const auto own = [&](const Terms& t) { return t.summands_.size() == 1 && t.summands_[0].tensor == tensor; };
-  if (own(a)) b.unite(tensor);
-  if (own(b)) a.unite(tensor);
+  if (own(a) && told(b)) b.unite(tensor);
+  if (own(b) && told(a)) a.unite(tensor);
   const auto as_summands = [](Terms& sum, const Terms& of) {  // each of them has those terms
     std::vector<TermBox> boxes = std::move(sum.summands_[0].boxes);
     sum.summands_.clear();

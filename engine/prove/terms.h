@@ -52,8 +52,8 @@ class Terms {
   // Each summand by another name, which no two of them share.
   void rename_each(const std::function<TensorId(TensorId)>& name);
   // Of one sum, one with this tensor's own terms and one with those of its summands: both with its own, where those are
-  // alike, or both with those of its summands, all of which are named.
-  static void name_alike(Terms& a, Terms& b, TensorId tensor);
+  // alike and it says which they are (`told`), or both with those of its summands, all of which are named.
+  static void name_alike(Terms& a, Terms& b, TensorId tensor, const std::function<bool(const Terms&)>& told);
   bool counted() const;  // of some terms only the number is known
   // Has each box positions of this factor, known ones of so many?
   bool all_have(FactorKey key, int64_t extent) const;
