@@ -150,6 +150,18 @@ def groups_of_no_weight(graph):
     return 0.0 * wh.ops.square(h).mean()
 
 
+def attention_and_a_mean(graph):
+    return wh.ops.square(wh.nn.attention(wh.input("x", (4, 4, 4)), 2)).mean()
+
+
+def low_rank_weight(graph):
+    a, b = wh.parameter("a", (6, 2)), wh.parameter("b", (2, 4))
+    frozen = wh.parameter("frozen", (6, 4), trainable=False)
+    weight = wh.ops.matmul(a, b) + frozen
+    h = wh.ops.matmul(wh.input("x", (4, 6)), weight) + wh.parameter("bias", (4,))
+    return wh.ops.square(wh.ops.tanh(h)).mean()
+
+
 def loss_of_weight_zero(graph):
     h = trunk()
     return o.square(h).mean() + 0.0 * o.sin(h).mean() + o.cos(h).mean()
@@ -202,6 +214,12 @@ CASES = {
     "constant gradients, clipped": (constant_gradients_of_two_shapes, SGD, 2, "split(2)", {}),
     "one product of two shapes": (one_product_of_two_shapes, SGD, 2, "replica", {"recompute": "full"}),
     "groups of a loss of weight 0": (groups_of_no_weight, SGD, 2, "split(2)", {}),
+    "attention by sequence in one replica": (
+        attention_and_a_mean, SGD, 3, "replica([split(2, factor=sequence), split(1)])", {},
+    ),
+    "a low-rank weight in unlike replicas": (
+        low_rank_weight, SGD, 4, "replica([split(2), pipeline(2, micro_batches=1)])", {"precision": "bfloat16"},
+    ),
     "penalties": (
         penalties, SGD, 8, ALL,
         {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
