@@ -380,9 +380,19 @@ void Kernels::Match::find_terms() {
     };
     const Value* v = at(k);
     if (!v || ref.is_zero(v->tensor)) continue;  // zeros have no terms
-    bool twice = false;                          // the same terms of one tensor: what is linear in it is counted once
-    for (size_t before = 0; before < k; ++before)
-      twice |= at(before) && at(before)->tensor == v->tensor && at(before)->terms == v->terms;
+    // The same terms of one tensor: what is linear in it is counted once, in both.
+    const auto is_twin = [&](size_t n) {
+      const auto i = static_cast<size_t>(together[n]), mine = static_cast<size_t>(together[k]);
+      return i < op.inputs.size() && mine < op.inputs.size() && op.inputs[i] != kNone && op.inputs[mine] != kNone &&
+             ref.root(op.inputs[i]) == ref.root(op.inputs[mine]);
+    };
+    bool twice = false;
+    for (size_t before = 0; before < k; ++before) {
+      if (!is_twin(before)) continue;
+      if (!at(before) || at(before)->tensor != v->tensor || !(at(before)->terms == v->terms))
+        no_rule("{} reads {} twice, with unlike terms", op.name, ref.name(v->tensor));
+      twice = true;
+    }
     if (twice) continue;
     Terms mine = v->terms;
     name_by_sum(ref, v->tensor, mine);

@@ -167,12 +167,10 @@ void name_alike(const Reference& ref, Terms& a, Terms& b, TensorId sum) {
   if (a.named_as(b)) return;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {  // one name, of which the others are a part
     if (one->summands().size() != 1 || other->summands().empty()) continue;
-    const Summand coarse = one->summands()[0];
-    const auto is_finer = [&](const Summand& s) { return ref.is_finer(s.tensor, coarse.tensor); };
+    const TensorId coarse = one->summands()[0].tensor;
+    const auto is_finer = [&](const Summand& s) { return ref.is_finer(s.tensor, coarse); };
     if (!std::ranges::all_of(other->summands(), is_finer)) continue;
-    std::vector<Summand> named;
-    for (const Summand& s : other->summands()) named.push_back({s.tensor, coarse.boxes});
-    *one = Terms::of(std::move(named));
+    one->name_as(other->names());
     return;
   }
 }
@@ -257,10 +255,9 @@ std::optional<Value> with_summands(Reference& ref, const Value& sum, const Value
   if (more.whole()) more.add_summand(x.tensor);
   name_by_sum(ref, x.tensor, more);
   if (more.summands().size() == 1 && more.summands()[0].tensor == x.tensor) {  // by the names that the sum has for it
-    std::vector<Summand> named;
-    for (const Summand& s : sum.terms.summands())
-      if (ref.is_image_in(s.tensor, x.tensor)) named.push_back({s.tensor, more.summands()[0].boxes});
-    if (!named.empty()) more = Terms::of(std::move(named));
+    std::vector<TensorId> names = sum.terms.names();
+    std::erase_if(names, [&](TensorId id) { return !ref.is_image_in(id, x.tensor); });
+    if (!names.empty()) more.name_as(std::move(names));
   }
   const auto has = [&](const Summand& s) {
     return std::ranges::count(sum.terms.summands(), s.tensor, &Summand::tensor) > 0;

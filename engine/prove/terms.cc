@@ -59,6 +59,15 @@ bool meet(const TermBox& a, const TermBox& b) {
   });
 }
 
+bool is_counted(const TermBox& box) { return std::ranges::any_of(box, &FactorSet::any); }
+
+bool any_meet(const std::vector<TermBox>& boxes) {
+  for (size_t a = 0; a < boxes.size(); ++a)
+    for (size_t b = a + 1; b < boxes.size(); ++b)
+      if (meet(boxes[a], boxes[b]) || meet(boxes[b], boxes[a])) return true;
+  return false;
+}
+
 // Two boxes that differ in one factor are one.
 bool merge(TermBox& a, const TermBox& b) {
   if (a.size() != b.size()) return false;
@@ -175,6 +184,18 @@ Terms Terms::of(std::vector<Summand> ascending) {
   return out;
 }
 
+std::vector<TensorId> Terms::names() const {
+  std::vector<TensorId> out;
+  for (const Summand& s : summands_) out.push_back(s.tensor);
+  return out;
+}
+
+void Terms::name_as(std::vector<TensorId> ascending) {
+  const std::vector<TermBox> boxes = std::move(summands_.at(0).boxes);
+  summands_.clear();
+  for (const TensorId id : ascending) summands_.push_back({id, boxes});
+}
+
 Terms Terms::none(TensorId tensor) {
   Terms out;
   out.summands_.push_back({tensor, {}});
@@ -200,21 +221,12 @@ void Terms::name_alike(Terms& a, Terms& b, TensorId tensor, const std::function<
   const auto own = [&](const Terms& t) { return t.summands_.size() == 1 && t.summands_[0].tensor == tensor; };
   if (own(a) && told(b)) b.unite(tensor);
   if (own(b) && told(a)) a.unite(tensor);
-  const auto as_summands = [](Terms& sum, const Terms& of) {  // each of them has those terms
-    std::vector<TermBox> boxes = std::move(sum.summands_[0].boxes);
-    sum.summands_.clear();
-    for (const Summand& s : of.summands_) sum.summands_.push_back({s.tensor, boxes});
-  };
-  if (own(a) && b.summands_.size() > 1) as_summands(a, b);
-  if (own(b) && a.summands_.size() > 1) as_summands(b, a);
+  if (own(a) && b.summands_.size() > 1) a.name_as(b.names());
+  if (own(b) && a.summands_.size() > 1) b.name_as(a.names());
 }
 
 bool Terms::counted() const {
-  for (const Summand& s : summands_)
-    for (const TermBox& b : s.boxes)
-      for (const FactorSet& f : b)
-        if (f.any) return true;
-  return false;
+  return std::ranges::any_of(summands_, [](const Summand& s) { return std::ranges::any_of(s.boxes, is_counted); });
 }
 
 bool Terms::all_have(FactorKey key, int64_t extent) const {
@@ -311,7 +323,9 @@ TensorId Terms::join_some(const Terms& other) {
         if (meet(a, b)) return theirs.tensor;
     for (const TermBox& b : theirs.boxes) {
       at->boxes.push_back(b);
+      const bool some_counted = std::ranges::any_of(at->boxes, is_counted);
       merge_all(at->boxes);
+      if (some_counted && any_meet(at->boxes)) return theirs.tensor;  // two that fit a third one each, not both
     }
   }
   settle();

@@ -40,6 +40,8 @@ class Terms {
  public:
   const std::vector<Summand>& summands() const { return summands_; }
   static Terms of(std::vector<Summand> ascending);  // whole where each of them is
+  std::vector<TensorId> names() const;              // of its summands, ascending
+  void name_as(std::vector<TensorId> ascending);    // of one summand: each of these has its terms
   bool whole() const { return summands_.empty(); }
   // A summand of its own with these terms, or all of them.
   void add_summand(TensorId tensor, TermBox box = {});

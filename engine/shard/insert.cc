@@ -55,6 +55,10 @@ ShardedGraph Inserter::run() {
   for (size_t i = 0; i < source_.ops.size(); ++i) place(source_.ops[i], static_cast<OpId>(i), {});
   check_adasum();
   finish();
+  for (Tensor& t : g().tensors) t.producer = kNone;  // of a cast that nobody reads, which finish leaves out, no more
+  for (size_t i = 0; i < g().ops.size(); ++i)
+    for (const TensorId id : g().ops[i].outputs)
+      if (id != kNone) g().tensor(id).producer = static_cast<OpId>(i);
   return std::move(b_.out);
 }
 
