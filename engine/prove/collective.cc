@@ -62,14 +62,6 @@ Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const 
   return joined(ref, pieces, {outer, extent, inner});
 }
 
-Held part(Reference& ref, const Held& all, const SubAxisCuts& cuts, const Dims& local, size_t member) {
-  const auto region = all->region.cut(local, cuts.sub_axis, cuts.cuts.at(member));
-  if (!region) no_rule("a part of {}", describe(ref, *all));
-  Value out = *all;
-  out.region = *region;
-  return std::make_shared<const Value>(std::move(out));
-}
-
 // Of these dims what lies in the member's interval.
 Dims cut_dims(Dims whole, const SubAxisCuts& cuts, size_t member) {
   int64_t& n = whole.at(static_cast<size_t>(cuts.sub_axis.dim));
@@ -79,6 +71,20 @@ Dims cut_dims(Dims whole, const SubAxisCuts& cuts, size_t member) {
 Dims whole_dims(Dims part, const SubAxisCuts& cuts) {
   part.at(static_cast<size_t>(cuts.sub_axis.dim)) = cuts.sub_axis.outer * cuts.cuts.back().end * cuts.sub_axis.inner;
   return part;
+}
+
+Held part(Reference& ref, const Held& all, const SubAxisCuts& cuts, const Dims& local, size_t member) {
+  if (ref.constant(all->tensor)) {  // a number, of whatever shape
+    const int64_t n = element_count(cut_dims(local, cuts, member));
+    Value some = *all;
+    some.region = Region({Digit{n, Set::first(n), true}});
+    return std::make_shared<const Value>(std::move(some));
+  }
+  const auto region = all->region.cut(local, cuts.sub_axis, cuts.cuts.at(member));
+  if (!region) no_rule("a part of {}", describe(ref, *all));
+  Value out = *all;
+  out.region = *region;
+  return std::make_shared<const Value>(std::move(out));
 }
 
 // Every member gives and gets its part of one whole.

@@ -397,7 +397,7 @@ void Kernels::Match::find_terms() {
     Terms mine = v->terms;
     name_by_sum(ref, v->tensor, mine);
     if (mine.whole()) mine.add_summand(v->tensor);
-    if (mine.summands().size() > kMany && are_told(ref, v->tensor, mine)) mine.unite(v->tensor);
+    if (mine.summands().size() > kMany) unite(ref, v->tensor, mine);
     if (apart) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
     if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
     if (terms.summands().size() > kMost) no_rule("{} adds more than {} summands of unlike terms", op.name, kMost);
@@ -433,7 +433,7 @@ Value Kernels::Match::result(size_t o) const {
   const auto image = [&](TensorId summand) { return ref.image_of(summand, v.tensor); };
   const TensorId from = partial.empty() ? kNone : call.in[partial[0]].value->tensor;
   const TensorId all = partial.size() == 1 && op.code != OpCode::k_add ? from : v.tensor;
-  if (v.terms.summands().size() > kMany && are_told(ref, all, v.terms)) v.terms.unite(all);
+  if (v.terms.summands().size() > kMany) unite(ref, all, v.terms);
   const bool own = v.terms.summands().size() == 1 && v.terms.summands()[0].tensor == from;
   if (!ways.empty()) {
     // By the operand; of both, by what is in which.

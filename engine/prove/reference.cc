@@ -280,7 +280,21 @@ bool Reference::is_finer(TensorId fine, TensorId coarse) const {
     if (!is_image_in(fine, at->second)) return false;
     coarse = image_from_.at(coarse), fine = image_from_.at(fine);
   }
-  return is_image_in(fine, coarse);
+  const auto group = members_.find(coarse);
+  return is_image_in(fine, coarse) || (group != members_.end() && std::ranges::count(group->second, fine) > 0);
+}
+
+TensorId Reference::group_of(TensorId sum, const std::vector<TensorId>& names) {
+  const auto [at, added] = groups_.try_emplace({sum, names}, static_cast<TensorId>(g_.tensors.size()));
+  if (added) {
+    Tensor group;
+    group.name = fmt::format("{} and {} more of {}", name(names[0]), names.size() - 1, g_.tensor(sum).name);
+    group.dtype = g_.tensor(sum).dtype, group.dims = g_.tensor(sum).dims;
+    members_.emplace(at->second, names), image_from_.emplace(at->second, names[0]);
+    g_.tensors.push_back(std::move(group));
+    root_.push_back(at->second);
+  }
+  return at->second;
 }
 
 bool Reference::is_made_of(TensorId tensor, TensorId other) const {

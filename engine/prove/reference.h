@@ -48,7 +48,9 @@ class Reference {
   TensorId image_of(TensorId summand, TensorId sum);
   TensorId known_image_of(TensorId summand, TensorId sum) const;  // kNone: nobody has asked for it
   bool is_image_in(TensorId id, TensorId sum) const;              // is it one of some summand?
-  // Is `fine` the name of a summand of what `coarse` names, which has gone the same way since?
+  // A name for these summands of a sum together: the same one for the same names.
+  TensorId group_of(TensorId sum, const std::vector<TensorId>& names);
+  // Is `fine` the name of a summand of what `coarse` names, or of one of its group, which has gone the same way since?
   bool is_finer(TensorId fine, TensorId coarse) const;
   // Are both operands of this addition sums, or summands, that have a tensor in common?
   bool shares_summands(OpId add) const { return shares_.contains(add); }
@@ -111,6 +113,8 @@ class Reference {
   std::map<TensorId, double> values_;
   std::map<std::pair<TensorId, TensorId>, TensorId> images_;
   std::unordered_set<OpId> shares_;
+  std::map<std::pair<TensorId, std::vector<TensorId>>, TensorId> groups_;
+  std::unordered_map<TensorId, std::vector<TensorId>> members_;    // of a group
   std::unordered_map<TensorId, TensorId> image_from_, image_in_;   // the summand that it is an image of, and the sum
   mutable std::map<std::pair<TensorId, TensorId>, bool> made_of_;  // once they are asked for
   mutable std::map<std::pair<TensorId, OpId>, bool> one_way_;

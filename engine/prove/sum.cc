@@ -158,6 +158,10 @@ bool are_told(const Reference& ref, TensorId sum, const Terms& terms) {
   });
 }
 
+void unite(Reference& ref, TensorId sum, Terms& terms) {
+  if (terms.alike()) terms.unite(are_told(ref, sum, terms) ? sum : ref.group_of(sum, terms.names()));
+}
+
 void name_by_sum(const Reference& ref, TensorId sum, Terms& terms) {
   if (terms.summands().size() == 1 && are_told(ref, sum, terms)) terms.rename(sum);
 }

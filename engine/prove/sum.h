@@ -15,6 +15,8 @@ namespace whale::proof {
 void name_alike(const Reference& reference, Terms& a, Terms& b, TensorId sum);
 // Does the sum's own name say which terms of it these are? Names by an operand's way matter where it does not.
 bool are_told(const Reference& reference, TensorId sum, const Terms& terms);
+// As one where their terms are alike: the sum's own name, or one for all of them.
+void unite(Reference& reference, TensorId sum, Terms& terms);
 // Terms of a sum that one name stands for get the sum's own, where that says which they are.
 void name_by_sum(const Reference& reference, TensorId sum, Terms& terms);
 

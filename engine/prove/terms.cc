@@ -211,10 +211,13 @@ void Terms::rename_each(const std::function<TensorId(TensorId)>& name) {
   std::ranges::sort(summands_, {}, &Summand::tensor);
 }
 
+bool Terms::alike() const {
+  return summands_.size() > 1 && !summands_[0].boxes.empty() &&
+         std::ranges::all_of(summands_, [&](const Summand& s) { return s.boxes == summands_[0].boxes; });
+}
+
 void Terms::unite(TensorId tensor) {
-  if (summands_.size() < 2 || summands_[0].boxes.empty()) return;
-  if (std::ranges::all_of(summands_, [&](const Summand& s) { return s.boxes == summands_[0].boxes; }))
-    summands_ = {{tensor, std::move(summands_[0].boxes)}};
+  if (alike()) summands_ = {{tensor, std::move(summands_[0].boxes)}};
 }
 
 void Terms::name_alike(Terms& a, Terms& b, TensorId tensor, const std::function<bool(const Terms&)>& told) {

@@ -49,6 +49,7 @@ class Terms {
   static Terms none(TensorId tensor);
   // What is linear in a sum is a sum of as many terms: where it has one summand, that is this tensor now.
   void rename(TensorId tensor);
+  bool alike() const;  // several summands of like terms
   // One summand, this tensor, where all that there are have alike terms.
   void unite(TensorId tensor);
   // Each summand by another name, which no two of them share.
