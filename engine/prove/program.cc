@@ -295,7 +295,7 @@ bool rounds_apart(const Graph& g, const Form& form, bool folds) {
 }
 
 // What the plan takes apart before it gives types to what is in between, and merges what is equal then: products that
-// it runs without their bias, and those without a kernel whose equal ones it does; in 16 bits without their activation.
+// it runs without their bias, and those without a kernel whose equal ones it does; and those without their activation.
 // True: there are some.
 bool take_apart(Graph& g, const Form& form) {
   const Operands operands(g);
@@ -309,8 +309,7 @@ bool take_apart(Graph& g, const Form& form) {
   for (const Op& op : g.ops) {
     if (!has_flag(op.code, kProduct)) continue;
     const bool merged = !form.products.contains(op.name) && bare.contains(operands.of(op));
-    const bool inactive = is_half(g.training.precision) && is_active(op.attrs) && form.inactive.contains(op.name) &&
-                          !form.active.contains(op.name);
+    const bool inactive = is_active(op.attrs) && form.inactive.contains(op.name) && !form.active.contains(op.name);
     if (inactive || (is_biased(op) && (is_late(g, form, op) || runs_bare(op) || merged))) apart.insert(op.name);
   }
   rewrite(g, [&](Graph& graph, const Op& op) {
