@@ -272,10 +272,28 @@ bool same_extents(const std::vector<Digit>& a, const std::vector<Digit>& b) {
 }  // namespace
 
 std::optional<Region> known(const Region& a, const Region& b) {
-  if (!a.open()) return a;
-  if (!b.open()) return b;
   if (a.digits() == b.digits()) return a;
-  return {};
+  const auto any = [](const Region& r) {
+    return std::ranges::any_of(r.digits(), [](const Digit& d) { return d.any && d.extent > 1; });
+  };
+  if (!any(a)) return a;
+  if (!any(b)) return b;
+  // What both are the same all along, the sum is.
+  const auto both = [](const Region& x, const Region& y) -> std::optional<Region> {
+    Dims extents;
+    for (const Digit& d : x.digits()) extents.push_back(d.extent);
+    const auto other = y.in(extents);
+    if (!other) return {};
+    std::vector<Digit> out = x.digits();
+    for (size_t d = 0; d < out.size(); ++d) {
+      const Digit& theirs = other->digits()[d];
+      if (out[d].any && theirs.any && out[d].set.size() != theirs.set.size()) return {};
+      if (out[d].any) out[d] = theirs;
+    }
+    return Region(std::move(out));
+  };
+  auto out = both(a, b);
+  return out ? out : both(b, a);
 }
 
 bool same(const Region& a, const Region& b) {

@@ -49,8 +49,8 @@ class Region {
 
 // The same elements of one tensor: digits that hold any of their positions fit all of their number.
 bool same(const Region& a, const Region& b);
-// Of two that are the same, the one whose positions are known; none of either: the first, which then must be like the
-// other digit by digit.
+// Of two that are the same, what a sum of both is: the positions that either knows, and the same all along only what
+// both are. None: one cannot be written in the other's digits.
 std::optional<Region> known(const Region& a, const Region& b);
 // Boxes of so many elements that have all of these, the smallest one first; of others, where there are none: what is
 // missing, or there twice. Where digits hold any positions, the number of one grows: which of them, the place of each

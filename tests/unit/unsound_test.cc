@@ -885,3 +885,67 @@ TEST_CASE("unsound AJ: an index has another limit") {
   y.as<work::Kernel>()->attrs[kIndexLimit] = int64_t{21};
   say("AJ: a row behind the last one", plan);
 }
+
+namespace {
+
+// A model of p = tanh(x), q = sigmoid(z), their sum u and what `of` makes of it, each in a buffer of its own; `t` is
+// what is handed out.
+Plan of_sum(const std::function<TensorId(small::Model&, TensorId)>& of) {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "of a sum";
+  const TensorId x = m.input("x", {8, 4}), z = m.input("z", {8, 4});
+  const TensorId p = m.op(k_tanh, {x}, {}, "p"), q = m.op(k_sigmoid, {z}, {}, "q");
+  m.g.outputs = {{"t", of(m, m.op(k_add, {p, q}, {}, "u"))}, {"p", p}, {"q", q}};
+  Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false; });
+  for (Segment& s : plan.entries[0].programs[0].segments)
+    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+  return plan;
+}
+
+void hand_out(Program& p, BufferId other) { named(p, "fetch.t").in = {other}; }
+
+}  // namespace
+
+TEST_CASE("unsound AK: a whole summand beside parts of its own") {
+  using enum OpCode;
+  Plan plan = of_sum([](small::Model& m, TensorId u) { return m.op(k_neg, {u}, {}, "n"); });
+  say("AK: undamaged", plan);
+  Program& r = plan.entries[0].programs[0];
+  const auto rows = [&](const char* name) { return fresh(r, name, {8, 4}); };
+  const BufferId np = rows("np"), nq = rows("nq"), a = rows("a"), b = rows("b"), n = rows("n.2");
+  Instruction whole = named(r, "n");
+  whole.name = "n.2", whole.out = {n};
+  const Instruction last = whole;
+  put_behind(r, "n", made(k_add, "n.b", {a, nq}, {b}));
+  put_behind(r, "n", made(k_add, "n.a", {np, n}, {a}));
+  put_behind(r, "n", last);
+  put_behind(r, "n", made(k_neg, "n.q", named(r, "q").out, {nq}));
+  put_behind(r, "n", made(k_neg, "n.p", named(r, "p").out, {np}));
+  hand_out(r, b);
+  say("AK: -p + n - q", plan);
+}
+
+TEST_CASE("unsound AL: one tensor is read twice, with unlike terms") {
+  using enum OpCode;
+  for (const OpCode code : {k_add, k_sub}) {
+    Plan plan = of_sum([&](small::Model& m, TensorId u) { return m.op(code, {u, u}, {}, "d"); });
+    say("AL: undamaged", plan);
+    Program& r = plan.entries[0].programs[0];
+    const auto rows = [&](const char* name) { return fresh(r, name, {8, 4}); };
+    const BufferId zero = rows("zero"), p = rows("p0"), q = rows("q0"), a = rows("a"), b = rows("b"), c = rows("c");
+    Instruction left = named(r, "d"), right = left;
+    left.name = "d.a", left.in = {q, left.in[0]}, left.out = {a};
+    right.name = "d.b", right.in = {p, p}, right.out = {b};
+    put_before(
+        r, "d",
+        made(k_fill, "zero", {}, {zero}, {{"shape", Ints{8, 4}}, {"value", 0.0}, {"dtype", std::string("f32")}}));
+    put_before(r, "d", made(k_add, "u.q", {zero, named(r, "q").out[0]}, {q}));
+    put_before(r, "d", made(k_add, "u.p", {named(r, "p").out[0], zero}, {p}));
+    put_before(r, "d", left), put_before(r, "d", right);
+    put_before(r, "d", made(k_add, "d.c", {a, b}, {c}));
+    drop(r, "d");
+    hand_out(r, c);
+    say("AL: no rule for q op u + p op p", plan);
+  }
+}
