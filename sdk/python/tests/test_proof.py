@@ -220,6 +220,9 @@ CASES = {
     "a low-rank weight in unlike replicas": (
         low_rank_weight, SGD, 4, "replica([split(2), pipeline(2, micro_batches=1)])", {"precision": "bfloat16"},
     ),
+    "sums in 16 bits without fusion": (
+        two_layers, SGD, 2, "replica", {"gradient_dtype": "bfloat16", "accumulate_dtype": "bfloat16", "fusion": False},
+    ),
     "penalties": (
         penalties, SGD, 8, ALL,
         {"precision": "bfloat16", "zero": 3, "accumulate_dtype": "float16", "update": "whole"},
