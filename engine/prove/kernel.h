@@ -140,8 +140,6 @@ class Kernels {
 bool is_of_reshard(const KernelCall& call);
 // Results must have the dims that operands of these make.
 void check_shapes(const KernelCall& call);
-// All but the last dimension as one.
-Dims in_rows(const Dims& dims);
 // Of an op that draws by place or asks where it lies: the dimensions that it asks of (bit d: d), and whether they are
 // operand 0's.
 uint32_t placed_dims(const Graph& graph, const Op& op);

@@ -23,11 +23,6 @@ void divide(Factors& factors, size_t f, int64_t inner) {
 
 }  // namespace
 
-Dims in_rows(const Dims& dims) {
-  if (dims.size() <= 2) return dims;
-  return {element_count(dims) / dims.back(), dims.back()};
-}
-
 // The factor whose digit the region divides; none: it divides none that may be divided.
 FactorSplit Kernels::split_of(const Region& region, const Layout& layout, const std::vector<Factor>& list) {
   size_t k = 0;

@@ -348,6 +348,11 @@ bool of_each_element(const Op& op) {
   return has_flag(op.code, kElementwise) && !has_flag(op.code, kRandom) && op.inputs.size() == 1;
 }
 
+Dims in_rows(const Dims& dims) {
+  if (dims.size() <= 2) return dims;
+  return {element_count(dims) / dims.back(), dims.back()};
+}
+
 TensorIds smaller_form(Graph& graph, const Op& op) {
   const OpDef& d = def(op.code);
   return d.decompose ? d.decompose(graph, op) : TensorIds{};

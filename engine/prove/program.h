@@ -44,6 +44,9 @@ bool same_op(const Graph& g, const Op& a, const Op& b);
 // Each element of its result follows from one of its operand, whatever shape they have.
 bool of_each_element(const Op& op);
 
+// All but the last dimension as one.
+Dims in_rows(const Dims& dims);
+
 // An equal form of the op in smaller ones, appended: its results; empty: it is in its smallest form.
 TensorIds smaller_form(Graph& graph, const Op& op);
 

@@ -6,8 +6,6 @@
 #include <iterator>
 #include <limits>
 
-#include "prove/kernel.h"
-
 namespace whale::proof {
 namespace {
 

@@ -46,6 +46,12 @@ void say(const char* what, Plan& plan, size_t entry = 0) {
   CHECK_MESSAGE(proof.verdict == wanted, std::string(what) << ": " << proof.what);
 }
 
+// All on one queue, one behind the other.
+void in_order(Program& p) {
+  for (Segment& s : p.segments)
+    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+}
+
 std::vector<Instruction>& body(Program& p) { return p.segments[0].instructions; }
 
 }  // namespace
@@ -719,8 +725,7 @@ TEST_CASE("unsound AC: one sum by both operands of a product") {
     two.name = "y.1", two.in = {wrong ? gate.out[0] : second, wrong ? second : other.out[0]}, two.out = {b};
     put_before(p, "y", one), put_before(p, "y", two);
     named(p, "y") = made(k_add, "y", {a, b}, product.out);
-    for (Segment& each : p.segments)
-      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    in_order(p);
     say(wrong ? "AC: half of q and the other half of k (no rule)" : "AC: undamaged, in two halves of q", plan);
   }
 }
@@ -743,8 +748,7 @@ TEST_CASE("unsound AD: zero times what is no number") {
     put_before(p, "e", filled("nothing", nothing, 0)),
         put_before(p, "e", filled("bad", bad, divided ? 0 : std::nan("")));
     put_before(p, "e", made(divided ? k_div : k_mul, "m", {nothing, bad}, {made_bad}));
-    for (Segment& each : p.segments)
-      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    in_order(p);
     say(divided ? "AD: 0 / 0" : "AD: 0 x NaN", plan);
   }
 }
@@ -760,8 +764,7 @@ TEST_CASE("unsound AE: a summand by one operand, the other one by the other") {
   Plan plan = alone(m);
   say("AE: undamaged", plan);
   Program& r = plan.entries[0].programs[0];
-  for (Segment& s : r.segments)
-    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+  in_order(r);
   const Instruction product = named(r, "uu"), sum = named(r, "u");
   const auto square = [&](const char* name) { return fresh(r, name, {4, 4}); };
   const BufferId z = square("z"), one = square("one"), other = square("other"), a = square("a"), b = square("b");
@@ -816,8 +819,7 @@ TEST_CASE("unsound AG: what is made of the same all along is not") {
     put_behind(p, "s",
                made(k_local_slice, "half", {made_s}, {half},
                     {{"sub_axis", Ints{1, 1, 1}}, {"begin", begin}, {"end", begin + 2}}));
-    for (Segment& each : p.segments)
-      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    in_order(p);
     say(pools ? "AG: two of a pooling, twice" : "AG: two of a cumsum, twice", plan);
   }
 }
@@ -851,8 +853,7 @@ TEST_CASE("unsound AH: what is the same all along is read in another shape") {
     put_before(p, "y", made(k_concat, "all", four, {all}, {{"axis", int64_t{0}}}));
     put_before(p, "y", made(k_concat, "wide", wide, {r.out[0]}, {{"axis", int64_t{2}}}));
     drop(p, "r"), drop(p, "b");
-    for (Segment& each : p.segments)
-      for (Instruction& i : each.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    in_order(p);
     say(wrong ? "AH: rows as columns" : "AH: undamaged, in pieces", plan);
   }
 }
@@ -898,8 +899,7 @@ Plan of_sum(const std::function<TensorId(small::Model&, TensorId)>& of) {
   const TensorId p = m.op(k_tanh, {x}, {}, "p"), q = m.op(k_sigmoid, {z}, {}, "q");
   m.g.outputs = {{"t", of(m, m.op(k_add, {p, q}, {}, "u"))}, {"p", p}, {"q", q}};
   Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false; });
-  for (Segment& s : plan.entries[0].programs[0].segments)
-    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+  in_order(plan.entries[0].programs[0]);
   return plan;
 }
 
