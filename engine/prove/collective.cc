@@ -52,7 +52,7 @@ Held gathered(Reference& ref, const Exchange& e, const SubAxisCuts& cuts, const 
   const auto dim = static_cast<size_t>(cuts.sub_axis.dim);
   for (size_t d = 0; d < dim; ++d) outer *= whole[d];
   for (size_t d = dim + 1; d < whole.size(); ++d) inner *= whole[d];
-  const int64_t extent = element_count(whole) / (outer * inner);
+  const int64_t extent = whole[dim] / (cuts.sub_axis.outer * cuts.sub_axis.inner);
   std::vector<Piece> pieces;
   for (size_t m = 0; m < e.in.size(); ++m) {
     const Interval at = cuts.cuts.at(m);

@@ -300,7 +300,9 @@ void Kernels::Match::find_cut() {
       default: refuse("{} may not be cut along {}, of which operands hold {}", op.name, list[f].name, to_string(d.set));
     }
     for (const Interval& run : d.set.runs())
-      if (!d.any && list[f].unit > 1 && (run.begin % list[f].unit || run.end % list[f].unit))
+      if (run.begin < 0 || run.end > list[f].extent)
+        refuse("{} is cut to {} along {}, which has {}", op.name, to_string(d.set), list[f].name, list[f].extent);
+      else if (!d.any && list[f].unit > 1 && (run.begin % list[f].unit || run.end % list[f].unit))
         refuse("{} is cut within a unit of {} along {}", op.name, list[f].unit, list[f].name);
     cut.push_back(f);
   }

@@ -93,7 +93,10 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   if (d.of_numbers != nullptr && std::ranges::all_of(call.in, is_known) &&
       d.of_numbers(*number(call.in[0]), *number(call.in[1])) != 0)
     return {};
-  const bool linear = makes_zeros(call.code, d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
+  // The sign of a zero is that of what it is made of, at each place.
+  const auto is_number = [&](const Operand& o) { return !o.value || number(o) || o.value->region.size() == 0; };
+  const bool linear = makes_zeros(call.code, d.factors(view), zero) && std::ranges::all_of(call.in, is_finite) &&
+                      (!tree_.asked() || of_nothing || std::ranges::all_of(call.in, is_number));
   std::vector<Value> out;
   if (linear) check_shapes(call);
   for (const Result& r : call.out)

@@ -295,22 +295,28 @@ bool rounds_apart(const Graph& g, const Form& form, bool folds) {
 }
 
 // What the plan takes apart before it gives types to what is in between, and merges what is equal then: products that
-// it runs without their bias, and those without a kernel whose equal ones it does; and those without their activation.
-// True: there are some.
+// it runs without their bias, or without their activation; those without a kernel of the operands of such a one; and
+// unlike ones of the same operands of which none has a kernel of its name. True: there are some.
 bool take_apart(Graph& g, const Form& form) {
   const Operands operands(g);
-  const auto runs_bare = [&](const Op& op) {
-    return form.unbiased.contains(op.name) && !form.biased.contains(op.name);
-  };
-  std::set<Operands::Key> bare;
-  for (const Op& op : g.ops)
-    if (has_flag(op.code, kProduct) && runs_bare(op)) bare.insert(operands.of(op));
   Form::Names apart;
-  for (const Op& op : g.ops) {
-    if (!has_flag(op.code, kProduct)) continue;
-    const bool merged = !form.products.contains(op.name) && bare.contains(operands.of(op));
-    const bool inactive = is_active(op.attrs) && form.inactive.contains(op.name) && !form.active.contains(op.name);
-    if (inactive || (is_biased(op) && (is_late(g, form, op) || runs_bare(op) || merged))) apart.insert(op.name);
+  std::set<Operands::Key> run, taken;                              // some is run; some is run and taken apart
+  std::map<Operands::Key, std::set<std::pair<bool, bool>>> forms;  // with a bias, with an activation
+  std::vector<const Op*> products;
+  for (const Op& op : g.ops)
+    if (has_flag(op.code, kProduct)) products.push_back(&op);
+  for (const Op* op : products) {
+    const bool bare = form.unbiased.contains(op->name) && !form.biased.contains(op->name);
+    const bool inactive = is_active(op->attrs) && form.inactive.contains(op->name) && !form.active.contains(op->name);
+    if (bare || inactive) taken.insert(operands.of(*op));
+    if (form.products.contains(op->name)) run.insert(operands.of(*op));
+    forms[operands.of(*op)].insert({is_biased(*op), is_active(op->attrs)});
+    if (inactive || (is_biased(*op) && (bare || is_late(g, form, *op)))) apart.insert(op->name);
+  }
+  for (const Op* op : products) {
+    const Operands::Key key = operands.of(*op);
+    const bool merged = taken.contains(key) || (!run.contains(key) && forms[key].size() > 1);
+    if (!form.products.contains(op->name) && merged) apart.insert(op->name);
   }
   rewrite(g, [&](Graph& graph, const Op& op) {
     const bool whole = has_flag(op.code, kProduct) && (is_biased(op) || is_active(op.attrs));

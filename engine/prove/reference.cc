@@ -39,8 +39,11 @@ size_t Reference::Hash::operator()(const Reads& reads) const {
 }
 
 Reference::Reference(const Plan& plan, const Entry& entry, const Form& form)
-    : Reference(one_device_graph(plan, entry, form)) {}
-Reference::Reference(OneDevice program) : g_(std::move(program.graph)), rounds_apart_(program.rounds_apart) { index(); }
+    : Reference(one_device_graph(plan, entry, form), plan.options.exact) {}
+Reference::Reference(OneDevice program, bool exact)
+    : g_(std::move(program.graph)), rounds_apart_(program.rounds_apart), exact_(exact) {
+  index();
+}
 
 void Reference::index() {
   root_.resize(g_.tensors.size());
@@ -77,7 +80,10 @@ void Reference::index() {
     }
     std::vector<char> zero;
     for (const TensorId id : reads.roots) zero.push_back(is_zero(id));
-    if (std::ranges::count(zero, 1) > 0 && def(op.code).factors && makes_zeros(op.code, factors_.of(g_, op), zero)) {
+    const bool are_numbers =
+        std::ranges::all_of(reads.roots, [&](TensorId id) { return id == kNone || constant(id) != nullptr; });
+    if ((!exact_ || are_numbers) && std::ranges::count(zero, 1) > 0 && def(op.code).factors &&
+        makes_zeros(op.code, factors_.of(g_, op), zero)) {
       for (const TensorId id : op.outputs)
         if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
       continue;

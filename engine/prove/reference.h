@@ -101,10 +101,10 @@ class Reference {
   void find_batch();
   void find_shared();
 
-  explicit Reference(OneDevice program);
+  Reference(OneDevice program, bool exact);
 
   Graph g_;
-  bool rounds_apart_ = false;
+  bool rounds_apart_ = false, exact_ = false;
   FactorTable factors_;
   std::vector<TensorId> root_;
   std::unordered_map<Reads, std::vector<OpId>, Hash> reads_;

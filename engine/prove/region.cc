@@ -73,6 +73,7 @@ bool Region::open() const {
 }
 
 std::optional<Region> Region::in(const Dims& dims) const {
+  if (element_count(dims) == 0) return size() == 0 ? std::optional(whole(dims)) : std::nullopt;
   std::vector<Digit> out, left(digits_.rbegin(), digits_.rend());  // the next one last
   out.reserve(dims.size());
   const auto next = [&] {
@@ -191,6 +192,7 @@ std::optional<std::vector<Digit>> run_of(std::vector<Digit> digits, Interval par
 std::optional<Region> Region::cut(int64_t outer, int64_t extent, int64_t inner, Interval part) const {
   if (part == Interval{0, extent}) return *this;
   if (outer * extent * inner != size()) return {};
+  if (size() == 0) return *this;
   if (part.size() == 0 && !digits_.empty()) {
     Region none = *this;
     none.digits_.back().set = Set();

@@ -400,12 +400,13 @@ struct Verdicts {
 };
 // Random plans of a number each, from `first` on; `say` is given those that are not proven, and what is said of them.
 template <class Say>
-Verdicts prove_random(int64_t first, int64_t count, int64_t most, Precision precision, Say say) {
+Verdicts prove_random(int64_t first, int64_t count, int64_t most, Precision precision, Say say, bool exact = false) {
   using namespace whale::test;
   Verdicts v;
   for (int64_t n = first; n < first + count; ++n) {
     Dice dice(Dice(static_cast<uint64_t>(n)).next());
-    const PlanCase c = random_plan_case(dice, most);
+    PlanCase c = random_plan_case(dice, most);
+    if (exact) c.exact = true, c.sliced = false;
     std::optional<Plan> plan;
     try {
       Graph g = graph_of(c);
@@ -490,14 +491,15 @@ TEST_CASE("property: random plans in exact mode have the order of one device") {
   CHECK(alike > 40);
 }
 
-// Not a test: WHALE_HUNT="first count most_devices precision" shows which of many are not proven.
+// Not a test: WHALE_HUNT="first count most_devices precision [exact]" shows which of many are not proven.
 TEST_CASE("hunt for plans that are not proven" * doctest::skip()) {
   long first = 0, count = 1000, most = 8;
-  char precision[16] = "f64";
+  char precision[16] = "f64", mode[16] = "";
   if (const char* text = std::getenv("WHALE_HUNT"))
-    std::sscanf(text, "%ld %ld %ld %15s", &first, &count, &most, precision);
+    std::sscanf(text, "%ld %ld %ld %15s %15s", &first, &count, &most, precision, mode);
   const Verdicts v = prove_random(
       first, count, most, precision_of(precision),
-      [](const test::PlanCase& c, const std::string& proof) { fmt::print("{}\n{}\n", test::to_string(c), proof); });
+      [](const test::PlanCase& c, const std::string& proof) { fmt::print("{}\n{}\n", test::to_string(c), proof); },
+      std::string(mode) == "exact");
   fmt::print("{}\n", to_string(v));
 }
