@@ -273,7 +273,7 @@ TEST_CASE("exact proofs: sums in another order have another number") {
 }
 
 // 0 x is -0 where x is less than 0.
-TEST_CASE("exact proofs: zeros are made in more than one way, whatever is done with them then") {
+TEST_CASE("exact proofs: a product with zeros is no zeros") {
   using enum OpCode;
   const auto fill = [](const char* name, BufferId to, Dims dims) {
     return made(k_fill, name, {}, {to}, {{"shape", std::move(dims)}, {"value", 0.0}, {"dtype", std::string("f32")}});
@@ -282,11 +282,7 @@ TEST_CASE("exact proofs: zeros are made in more than one way, whatever is done w
     for (Segment& s : plan.entries[0].programs[0].segments)
       for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
   };
-  const auto order = [](Plan plan) {
-    const EntryProof proof = proof_of(plan);
-    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
-    return proof.order;
-  };
+  const auto is_proven = [](Plan plan) { return proof_of(plan).verdict == ProofVerdict::kProven; };
   for (const bool turned : {true, false}) {
     small::Model m;
     m.g.name = "zero";
@@ -299,20 +295,22 @@ TEST_CASE("exact proofs: zeros are made in more than one way, whatever is done w
                      : m.op(k_add, {n, q}, {}, "y")}};
     const Plan right =
         plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.fusion = false, o.exact = true; });
+    CHECK(is_proven(right));
     Plan other = right;
     Program& p = other.entries[0].programs[0];
     if (turned) {  // a transpose of them
       named(p, "qt") = fill("qt", named(p, "qt").out[0], {4, 8});
       in_order(other);
-      CHECK(order(other) != order(right));
+      CHECK(!is_proven(other));
+      other.options.exact = false;
+      CHECK(is_proven(other));
       continue;
     }
-    for (Instruction& i : p.segments[0].instructions)  // called after an op, of which a device may have nothing
-      if (i.name == "z") i.name = "matmul_9";
-    CHECK(order(other) == order(right));
     named(p, "q") = fill("q", named(p, "q").out[0], {8, 4});
     in_order(other);
-    CHECK(order(other) != order(right));
+    CHECK(!is_proven(other));
+    other.options.exact = false;
+    CHECK(is_proven(other));
     Plan half = right;  // the first rows of a buffer one way, the others another
     Program& h = half.entries[0].programs[0];
     const Instruction product = named(h, "q");
@@ -325,7 +323,6 @@ TEST_CASE("exact proofs: zeros are made in more than one way, whatever is done w
                made(k_local_slice, "first", {all}, {first},
                     {{"sub_axis", Ints{0, 1, 1}}, {"begin", int64_t{4}}, {"end", int64_t{8}}}));
     in_order(half);
-    CHECK(order(half) != order(right));
-    CHECK(order(half) != order(other));
+    CHECK(!is_proven(half));
   }
 }

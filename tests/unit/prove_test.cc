@@ -63,6 +63,42 @@ TEST_CASE("regions: a reshape changes nothing of them, a cut takes a part") {
   const auto rows_of = hulls({row(0), row(1), row(0), row(1), row(0), row(1)}, 6);
   REQUIRE(rows_of.size() == 1);
   CHECK(rows_of[0].digits()[1].set.size() == 3);
+  // Nothing is nothing in every shape that has no elements, and in no other.
+  const proof::Region nothing = proof::Region::whole({4, 0});
+  CHECK(same(*nothing.in({0, 3}), nothing));
+  CHECK(!nothing.in({4}));
+  CHECK(nothing.cut({4, 0}, SubAxis{0, 1, 1}, {1, 3})->size() == 0);
+}
+
+// One device merges what is left of them without a bias or an activation; under a split several are one product.
+TEST_CASE("proof: products of the same operands, with and without a bias and an activation") {
+  using enum OpCode;
+  for (const Precision precision : {Precision::kFloat32, Precision::kBFloat16, Precision::kFloat64})
+    for (int forms = 1; forms < 16; ++forms) {
+      small::Model m;
+      m.g.name = "products";
+      const TensorId x = m.input("x", {8, 6}), w = m.variable("w", {6, 8}), u = m.variable("u", {8, 12}),
+                     b = m.variable("b", {12});
+      const TensorId h = m.op(k_matmul, {x, w}, {}, "h");
+      m.enter(ScopeKind::kSplit);
+      TensorId sum = m.op(k_matmul, {h, u}, {}, "first");
+      for (int form = 0; form < 4; ++form) {
+        if (!(forms >> form & 1)) continue;
+        Attrs attrs;
+        if (form & 1) attrs["activation"] = std::string("relu");
+        const TensorId y = m.op(k_matmul, form & 2 ? std::vector<TensorId>{h, u, b} : std::vector<TensorId>{h, u},
+                                attrs, "product" + std::to_string(form));
+        sum = m.op(k_add, {sum, m.op(k_tanh, {y})});
+      }
+      m.scope = 0;
+      m.minimize(m.op(k_reduce_mean, {m.op(k_square, {sum})}, {}, "loss"), OptimizerKind::kSgd);
+      for (const char* devices : {"null:1", "null:2", "null:4"})
+        for (const char* strategy : {"", "replica"}) {
+          m.g.training.precision = precision;
+          const Proof proof = prove(plan_of(m.g, devices, strategy));
+          CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, forms << " on " << devices << "\n" << text(proof));
+        }
+    }
 }
 
 TEST_CASE("terms: each once, none missing") {
