@@ -118,7 +118,8 @@ std::vector<Held> exchanged(Reference& ref, Tree& tree, const Exchange& e) {
   check_dims(e);
   switch (e.work->op) {
     case OpCode::k_all_reduce: return std::vector<Held>(n, combined(ref, tree, e));
-    case OpCode::k_adasum: {      // the walk names the exemption
+    case OpCode::k_adasum: {  // the walk names the exemption
+      if (tree.asked()) no_rule("Adasum in exact mode");
       for (const Held& v : e.in)  // zeros: of a member without samples
         if (ref.is_gradient_in_loss(v->tensor))
           no_rule("Adasum of {}, a gradient that the loss is made of", describe(ref, *v));

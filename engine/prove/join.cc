@@ -43,9 +43,11 @@ uint64_t order_of(const std::vector<Piece>& pieces, const Dims& local) {
   std::vector<uint64_t> orders;
   std::vector<Region> places;
   for (const Piece& p : pieces) {
+    const Region& region = p.value->region;
     std::vector<Digit> digits;
     for (size_t d = 0; d < local.size(); ++d) digits.push_back({local[d], Set(p.at[d])});
-    orders.push_back(p.value->order), places.emplace_back(std::move(digits));
+    orders.push_back(p.value->order);
+    places.push_back(std::ranges::any_of(region.digits(), &Digit::any) ? Region(std::move(digits)) : region);
   }
   return Tree::put_together(orders, places);
 }

@@ -216,6 +216,10 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
     }
     each.attrs = complete_attrs(def(step.code), std::move(each.attrs));
     each.out = {{dims, step.dtype}};
+    const bool placed = has_flag(step.code, kRandom) || has_flag(step.code, kOffsetAware);
+    if (placed && dims != call.out.at(0).local)
+      refuse("{} of {} within a kernel that counts the elements of {}", def(step.code).name, to_string(dims),
+             to_string(call.out[0].local));
     made.push_back(std::move(run(each).at(0)));
     local.push_back(std::move(dims));
   }

@@ -103,6 +103,7 @@ class Kernels {
   std::optional<std::vector<Value>> of_summand(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
   Value constant(const Result& result, double value);
+  bool has(const KernelCall& call) const;
   std::optional<Value> as_number(const KernelCall& call);
   std::vector<Value> zeros(const KernelCall& call);
   std::vector<Value> one(const KernelCall& call);

@@ -12,24 +12,33 @@ constexpr const char* kWindowAttrs[] = {"padding", "spatial", "output_padding"};
 
 }  // namespace
 
+// As GlobalIndex has it: each cut is a digit of the dimension, beside the others.
 Set positions(const Box& box, Interval samples, size_t dim, int64_t extent, int64_t local) {
-  std::optional<Set> out;
-  const auto cut = [&](const SubAxis& s, Interval part) {
-    const auto rows = places_of(s.outer, extent / (s.outer * s.inner), s.inner, Set(part));
+  std::vector<BoxCut> cuts;
+  for (const BoxCut& c : box.cuts)
+    if (c.sub_axis.dim == static_cast<int>(dim)) cuts.push_back(c);
+  if (box.batch.present() && box.batch.dim == static_cast<int>(dim))
+    cuts.push_back({box.batch, extent / (box.batch.outer * box.batch.inner), samples.begin, samples.size()});
+  if (cuts.empty()) return Set(Interval{box.origin[dim], box.origin[dim] + local});
+  if (box.origin[dim] != 0) refuse("the box has an origin of {} in dimension {} beside its cuts", box.origin[dim], dim);
+  std::ranges::sort(cuts, std::ranges::greater{}, [](const BoxCut& c) { return c.sub_axis.inner; });
+  Set out = Set::first(extent);
+  int64_t outer = extent;  // of which the next one may be a digit
+  for (const BoxCut& c : cuts) {
+    const SubAxis& s = c.sub_axis;
+    if (s.outer <= 0 || s.inner <= 0 || c.extent <= 0 || s.outer * c.extent * s.inner != extent ||
+        outer % (c.extent * s.inner) != 0 || c.begin < 0 || c.begin + c.size > c.extent)
+      refuse("the box is cut to [{}:{}] of {}, {} within each, in dimension {} of {}", c.begin, c.begin + c.size,
+             c.extent, s.inner, dim, extent);
+    outer = s.inner;
+    const auto rows = places_of(s.outer, c.extent, s.inner, Set(Interval{c.begin, c.begin + c.size}));
     if (!rows) no_rule("a box of many parts");
     Set both;
-    const Set before = out ? *out : Set::first(extent);
-    for (const Interval& a : before.runs())
+    for (const Interval& a : out.runs())
       for (const Interval& b : rows->runs()) both.append({std::max(a.begin, b.begin), std::min(a.end, b.end)});
     out = std::move(both);
-  };
-  if (box.batch.present() && box.batch.dim == static_cast<int>(dim)) cut(box.batch, samples);
-  for (const BoxCut& c : box.cuts)
-    if (c.sub_axis.dim == static_cast<int>(dim)) cut(c.sub_axis, {c.begin, c.begin + c.size});
-  if (out && box.origin[dim])
-    refuse("the box has an origin of {} in dimension {} beside its cuts", box.origin[dim], dim);
-  if (!out) out = Set(Interval{box.origin[dim], box.origin[dim] + local});
-  return *out;
+  }
+  return out;
 }
 
 void Kernels::check_attrs(const KernelCall& call, const Op& op, const Shape& shape, const std::vector<Digit>& sets,

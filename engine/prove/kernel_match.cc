@@ -97,6 +97,9 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorS
     refuse("it makes {} results, {} of the one-device program {}", call.out.size(), op.name, op.outputs.size());
   if (has_flag(call.code, kRandom) && call.key != op.key)
     refuse("random numbers of key {}, where {} of the one-device program has {}", call.key, op.name, op.key);
+  for (const Operand& o : call.in)
+    if (o.value && o.value->signs && ref_.constant(o.value->tensor))
+      no_rule("the bits of what {} makes of zeros, each 0 or -0", op.name);
   Match m(*this, call, id, splits);
   if (const FactorSplit two = m.take_operands(); two.factor >= 0) {
     const auto f = static_cast<size_t>(two.factor);

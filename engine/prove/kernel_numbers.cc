@@ -19,7 +19,16 @@ OpCode named_after(std::string_view name) {
   return code == OpCode::k_fill ? OpCode{} : code;
 }
 
+bool has_signs(const Operand& o) { return o.value && o.value->signs; }
+
 }  // namespace
+
+// Does the program have this op of these operands?
+bool Kernels::has(const KernelCall& call) const {
+  TensorIds roots;
+  for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
+  return ref_.find(call.code, roots) != nullptr;
+}
 
 Value Kernels::constant(const Result& r, double value) {
   Value v{.tensor = ref_.constant(r.dtype, value), .dtype = r.dtype};
@@ -42,7 +51,7 @@ std::optional<Value> Kernels::as_number(const KernelCall& call) {
   Value same = constant(call.out.at(0), 0);
   same.tensor = of->tensor, same.dtype = of->dtype;
   same.terms = of->terms, same.combine = of->combine;
-  same.of_nothing = of->of_nothing, same.order = of->order;
+  same.of_nothing = of->of_nothing, same.order = of->order, same.signs = of->signs;
   return same;
 }
 
@@ -93,10 +102,11 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   if (d.of_numbers != nullptr && std::ranges::all_of(call.in, is_known) &&
       d.of_numbers(*number(call.in[0]), *number(call.in[1])) != 0)
     return {};
-  // The sign of a zero is that of what it is made of, at each place.
+  // The sign of a zero is that of what it is made of, at each place: what the program makes so is no number.
   const auto is_number = [&](const Operand& o) { return !o.value || number(o) || o.value->region.size() == 0; };
-  const bool linear = makes_zeros(call.code, d.factors(view), zero) && std::ranges::all_of(call.in, is_finite) &&
-                      (!tree_.asked() || of_nothing || std::ranges::all_of(call.in, is_number));
+  const bool signs = tree_.asked() && !std::ranges::all_of(call.in, is_number);
+  if (signs && !of_nothing && has(call)) return {};
+  const bool linear = makes_zeros(call.code, d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
   std::vector<Value> out;
   if (linear) check_shapes(call);
   for (const Result& r : call.out)
@@ -104,6 +114,7 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
       out.push_back(constant(r, 0));
       out.back().of_nothing = of_nothing ? call.code : OpCode{};
       if (!of_no_elements) out.back().order = tree_.made(out.back(), d.name, call.orders(), {});
+      out.back().signs = signs || std::ranges::any_of(call.in, has_signs);
     }
   return out;
 }
@@ -205,6 +216,7 @@ std::optional<std::vector<Value>> Kernels::uniform(const KernelCall& call, const
       out.push_back(constant(call.out[o], 0));
       out[o].tensor = ref_.root(op.outputs.at(o)), out[o].dtype = ref_.tensor(op.outputs[o]).dtype;
       out[o].order = tree_.made(out[o], call.whole, call.orders(), {});
+      out[o].signs = std::ranges::any_of(call.in, has_signs);
     }
     return out;
   }

@@ -78,6 +78,7 @@ std::vector<Value> Kernels::accumulate(const KernelCall& call, std::string_view 
   Value out = x;
   const auto with_zeros = [&](Value v, const Value& zeros, double number) {
     if (combine == name_of(Combine::kSum)) v.order = tree_.beside_zero(v, zeros, number);
+    if (sum.dtype != x.dtype) v.order = tree_.cast(v, sum.dtype);
     return v;
   };
   if (const double* c = ref_.constant(x.tensor); c && is_neutral(combine, *c)) return {with_zeros(sum, x, *c)};

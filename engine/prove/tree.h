@@ -35,7 +35,7 @@ class Tree {
   // is made at once.
   uint64_t made(const Value& result, std::string_view kernel, const std::vector<uint64_t>& orders,
                 const std::vector<Dims>& dims) const;
-  // Parts of one value, each in this place.
+  // Parts of one value, each in this place of the tensor, or of what is put together where it has none.
   static uint64_t put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& places);
 
   // What a step leaves, or hands out, under this name.

@@ -30,6 +30,7 @@ struct Value {
   Terms terms = {};                                 // not whole: what it has of a sum
   Joining combine = {};                             // of terms that are not whole
   OpCode of_nothing{};                              // zeros that this op makes of no elements
+  bool signs = false;                               // in exact mode: zeros, each 0 or -0 by what it is made of
   uint64_t order = 0;                               // in exact mode: what says its bits (Tree)
   int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
   // What the same instruction put there one micro-batch before, or before those that are left out.

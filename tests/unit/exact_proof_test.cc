@@ -7,6 +7,7 @@
 #include "plan/row_waits.h"
 #include "plan_damage.h"
 #include "proof_case.h"
+#include "prove/collective.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 #include "unit/trained.h"
@@ -324,5 +325,122 @@ TEST_CASE("exact proofs: a product with zeros is no zeros") {
                     {{"sub_axis", Ints{0, 1, 1}}, {"begin", int64_t{4}}, {"end", int64_t{8}}}));
     in_order(half);
     CHECK(!is_proven(half));
+  }
+}
+
+TEST_CASE("exact proofs: a number of -0 is not 0") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "padded";
+  const TensorId p = m.op(k_pad, {m.input("x", {4, 4})}, {{"low", Ints{0, 1}}, {"high", Ints{0, 1}}}, "pad");
+  m.g.outputs = {{"y", m.op(k_reciprocal, {p}, {}, "r")}};
+  Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.fusion = false; });
+  CHECK(proof_of(plan).verdict == ProofVerdict::kProven);
+  named(plan.entries[0].programs[0], "pad").as<work::Kernel>()->attrs["value"] = -0.0;
+  CHECK(proof_of(plan).verdict == ProofVerdict::kRefuted);
+}
+
+// Rows of a product, each made at once or in two halves, put together two and two and then all.
+TEST_CASE("exact proofs: parts made in unlike ways lie where they lie in the tensor") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "put";
+  m.g.outputs = {{"y", m.op(k_matmul, {m.input("x", {4, 8}), m.variable("w", {8, 6})}, {}, "y")}};
+  const Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.fusion = false; });
+  const auto order = [&](const std::vector<int>& halved) {
+    Plan other = plan;
+    Program& p = other.entries[0].programs[0];
+    const Instruction old = named(p, "y");
+    const auto put_in = [&](const Instruction& i) { put_before(p, "y", i); };
+    const auto slice = [&](BufferId from, Dims dims, int64_t dim, int64_t begin, int64_t end) {
+      const BufferId to = fresh(p, "slice", std::move(dims));
+      put_in(
+          made(k_local_slice, "slice", {from}, {to}, {{"sub_axis", Ints{dim, 1, 1}}, {"begin", begin}, {"end", end}}));
+      return to;
+    };
+    const auto product = [&](const char* name, BufferId a, BufferId b) {
+      Instruction i = old;
+      i.name = name, i.in[0] = a, i.in[1] = b, i.out = {fresh(p, name, {1, 6})};
+      put_in(i);
+      return i.out[0];
+    };
+    const auto row = [&](int64_t n) {
+      const BufferId x = slice(old.in[0], {1, 8}, 0, n, n + 1);
+      if (std::ranges::count(halved, n) == 0) return product("row", x, old.in[1]);
+      const auto half = [&](int64_t begin) {
+        return product("half", slice(x, {1, 4}, 1, begin, begin + 4), slice(old.in[1], {4, 6}, 0, begin, begin + 4));
+      };
+      const BufferId a = half(0), b = half(4);
+      put_in(made(k_add, "halves", {a, b}, {a}));
+      return a;
+    };
+    const auto put_together = [&](const BufferIds& parts) {
+      const BufferId to = fresh(p, "rows", {static_cast<int64_t>(parts.size()), 6});
+      put_in(made(k_concat, "rows", parts, {to}, {{"axis", int64_t{0}}}));
+      return to;
+    };
+    const BufferId a = put_together({row(0), row(halved[0])}), b = put_together({row(3 - halved[0]), row(3)});
+    const auto one = [&](BufferId two, int64_t n) { return slice(two, {1, 6}, 0, n, n + 1); };
+    const BufferId all = halved[0] == 1 ? put_together({one(a, 0), one(a, 1), one(b, 0), one(b, 1)})
+                                        : put_together({one(a, 0), one(b, 0), one(a, 1), one(b, 1)});
+    drop(p, "y");
+    named(p, "fetch.y").in = {all};
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    const EntryProof proof = proof_of(other);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+    return proof.order;
+  };
+  CHECK(order({1, 3}) != order({2, 3}));
+  CHECK(order({1, 3}) == order({1, 3}));
+}
+
+// Planning asks for neither in exact mode.
+TEST_CASE("exact proofs: sums in another type, by another rule") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "types";
+  const TensorId y = m.op(k_matmul, {m.input("x", {8, 4}), m.variable("w", {4, 6})}, {}, "mm");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_square, {y}, {}, "sq")}, {}, "loss"), OptimizerKind::kSgd);
+  const auto exactly = [](CompileOptions& o) { o.exact = true, o.fusion = false; };
+  Plan plan = plan_of(m.g, "null:1", "replica(1)", exactly);
+  plan.options.accumulate_dtype = DType::kBF16, plan.options.gradient_dtype = DType::kF16;
+  const auto order = [&](DType type) {
+    Plan other = plan;
+    Program& p = other.entries[0].programs[0];
+    const auto update =
+        std::ranges::find_if(p.segments[0].instructions, [](const Instruction& i) { return is_op(i, "sgd"); });
+    const std::string name = update->name;
+    const BufferId sum = fresh(p, "sum", {4, 6}, type), back = fresh(p, "back", {4, 6});
+    const BufferId gradient = std::exchange(update->in[3], back);
+    const Attrs zero{{"shape", Ints{4, 6}}, {"value", 0.0}, {"dtype", std::string(name_of(type))}};
+    put_before(p, name.c_str(), made(k_fill, "zero", {}, {sum}, zero));
+    put_before(p, name.c_str(), made(k_accumulate, "sum", {sum, gradient}, {sum}));
+    put_before(p, name.c_str(), made(k_cast, "back", {sum}, {back}, {{"dtype", std::string("f32")}}));
+    for (Segment& s : p.segments)
+      for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    const EntryProof proof = proof_of(other);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+    return proof.order;
+  };
+  CHECK(order(DType::kBF16) != order(DType::kF16));
+
+  proof::Reference ref(plan, plan.entries[0], proof::form_of(plan.entries[0]));
+  const auto made_by = std::ranges::find(ref.graph().ops, k_matmul_weight_grad, &Op::code);
+  REQUIRE(made_by != ref.graph().ops.end());
+  const proof::Value gradient{.tensor = ref.root(made_by->outputs[0]), .region = proof::Region::whole({4, 6})};
+  REQUIRE(ref.is_of_gradients(gradient.tensor));
+  const auto held = std::make_shared<const proof::Value>(gradient);
+  const work::Collective adasum{.op = k_adasum};
+  const proof::Exchange exchange{.work = &adasum, .in = {held}, .in_dims = {Dims{4, 6}}, .out_dims = {Dims{4, 6}}};
+  for (const bool exact : {false, true}) {
+    proof::Tree tree(ref, plan.entries[0], exact);
+    bool ended = false;
+    try {
+      proof::exchanged(ref, tree, exchange);
+    } catch (const proof::Stop& stop) {
+      ended = !stop.covered;
+    }
+    CHECK(ended == exact);
   }
 }

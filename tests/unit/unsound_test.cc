@@ -13,6 +13,7 @@
 #include "prove/terms.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
+#include "unsound.h"
 
 using namespace whale;
 using namespace whale::test;
@@ -34,22 +35,6 @@ Plan sums(bool exact = false, const char* strategy = "replica(1)", const char* d
     m.minimize(m.op(k_reduce_mean, {m.op(k_matmul, {t, w}, {}, "mm")}, {}, "loss"), OptimizerKind::kSgd);
   }
   return plan_of(m.g, devices, strategy, [&](CompileOptions& o) { o.fusion = false, o.exact = exact; });
-}
-
-// An undamaged one is proven, the others are refuted, or there is no rule for them where it says so.
-void say(const char* what, Plan& plan, size_t entry = 0) {
-  for (Program& p : plan.entries[entry].programs) add_row_waits(p);
-  const EntryProof proof = prove(plan, plan.entries[entry]);
-  const ProofVerdict wanted = has(what, "undamaged") ? ProofVerdict::kProven
-                              : has(what, "no rule") ? ProofVerdict::kNotCovered
-                                                     : ProofVerdict::kRefuted;
-  CHECK_MESSAGE(proof.verdict == wanted, std::string(what) << ": " << proof.what);
-}
-
-// All on one queue, one behind the other.
-void in_order(Program& p) {
-  for (Segment& s : p.segments)
-    for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
 }
 
 std::vector<Instruction>& body(Program& p) { return p.segments[0].instructions; }
