@@ -109,11 +109,14 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
   const bool linear = makes_zeros(call.code, d.factors(view), zero) && std::ranges::all_of(call.in, is_finite);
   std::vector<Value> out;
   if (linear) check_shapes(call);
+  std::string numbers(d.name);  // each its own zero, 0 or -0
+  for (const Operand& o : call.in)
+    if (const double* c = number(o); tree_.asked() && c) numbers += fmt::format(" {}", *c);
   for (const Result& r : call.out)
     if (linear) {
       out.push_back(constant(r, 0));
       out.back().of_nothing = of_nothing ? call.code : OpCode{};
-      if (!of_no_elements) out.back().order = tree_.made(out.back(), d.name, call.orders(), {});
+      if (!of_no_elements) out.back().order = tree_.made(out.back(), numbers, call.orders(), {});
       out.back().signs = signs || std::ranges::any_of(call.in, has_signs);
     }
   return out;
@@ -132,7 +135,8 @@ std::optional<std::vector<Value>> Kernels::beside_zeros(const KernelCall& call, 
     if (!is_named && call.forward)
       if (auto made = with_zeros(call, Like::kName)) return made;
     Value out = *call.in[1 - i].value;
-    out.order = tree_.beside_zero(out, *call.in[i].value, 0);
+    const Value& zeros = *call.in[i].value;
+    out.order = tree_.beside_zero(out, zeros, *ref_.constant(zeros.tensor));
     return std::vector<Value>{std::move(out)};
   }
   return {};

@@ -329,9 +329,13 @@ bool trains_in(const Entry& entry) { return entry.name == "train"; }
 
 }  // namespace
 
+bool same_number(double a, double b) {
+  return (a == b && std::signbit(a) == std::signbit(b)) || (std::isnan(a) && std::isnan(b));
+}
+
 bool same_attr(std::string_view name, const Attr& a, const Attr& b) {
   const auto *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
-  if (x && y) return (*x == *y && std::signbit(*x) == std::signbit(*y)) || (std::isnan(*x) && std::isnan(*y));
+  if (x && y) return same_number(*x, *y);
   const auto *one = std::get_if<std::string>(&a), *other = std::get_if<std::string>(&b);
   const bool types = name.ends_with("dtype") && one && other && !one->empty() && !other->empty();
   return types ? parse_dtype(*one) == parse_dtype(*other) : a == b;

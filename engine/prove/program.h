@@ -34,6 +34,7 @@ struct OneDevice {
 };
 OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& form);
 
+bool same_number(double a, double b);  // NaN is itself, and -0 is not 0
 // Types have two names, "f32" and numpy's; NaN is equal to itself here.
 bool same_attr(std::string_view name, const Attr& a, const Attr& b);
 bool same_attrs(const Attrs& a, const Attrs& b);

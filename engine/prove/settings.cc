@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "prove/program.h"
 #include "prove/value.h"
 
 namespace whale::proof {
@@ -9,7 +10,7 @@ namespace {
 
 bool same(const Initializer& a, const Initializer& b) {
   const bool data = (a.data == nullptr) == (b.data == nullptr) && (!a.data || *a.data == *b.data);
-  return a.kind == b.kind && a.a == b.a && a.b == b.b && a.file == b.file && a.key == b.key &&
+  return a.kind == b.kind && same_number(a.a, b.a) && same_number(a.b, b.b) && a.file == b.file && a.key == b.key &&
          a.data_type == b.data_type && data;
 }
 

@@ -188,7 +188,7 @@ class Binder {
       case InstructionKind::kSend:
       case InstructionKind::kReceive: bind_link(instruction, written, bound); break;
       case InstructionKind::kCopy: bind_copies(instruction, bound); break;
-      case InstructionKind::kVote:
+      case InstructionKind::kVote: bound.data = address(instruction.in.at(0)); break;
       case InstructionKind::kCommit: break;
     }
     return bound;

@@ -20,7 +20,7 @@ struct BoundInstruction {
   int32_t index = 0;                       // in the segment
   std::unique_ptr<Kernel> kernel;          // kKernel
   std::unique_ptr<Collective> collective;  // kCollective, kSend, kReceive
-  char* data = nullptr;                    // kFeed, kFetch: the device's tensor, dense; op overflow: its result
+  char* data = nullptr;                    // kFeed, kFetch, kVote: the device's tensor, dense; op overflow: its result
   struct Copy {                            // kCopy
     void* to = nullptr;
     const void* from = nullptr;

@@ -347,7 +347,7 @@ bool Executor::execute(BoundInstruction& bound, size_t device, size_t micro_batc
           memory.copy_out(m.to, m.from, m.bytes);
       break;
     case InstructionKind::kVote:
-      if (values_.check_loss && loss_is_bad(*programs_[device], memory)) return stop(bad_loss()), false;
+      if (values_.check_loss && is_bad_loss(bound.data, *programs_[device], memory)) return stop(bad_loss()), false;
       vote();
       break;
     case InstructionKind::kCommit:
@@ -707,9 +707,9 @@ void Executor::refuse(Machine& machine, const Error& error) {
   machine.wire()->tell(notice_of(Notice::kStopped, error));
 }
 
-bool Executor::loss_is_bad(const BoundProgram& program, Device& device) const {
+bool Executor::is_bad_loss(const char* loss, const BoundProgram& program, Device& device) const {
   alignas(8) char value[8] = {};
-  device.copy_out(value, program.loss, static_cast<size_t>(size_of(program.loss_dtype)));
+  device.copy_out(value, loss, static_cast<size_t>(size_of(program.loss_dtype)));
   return !std::isfinite(element(program.loss_dtype, value));
 }
 
@@ -741,7 +741,7 @@ void Executor::finished() noexcept {
     size_t d = 0;  // a device that has the loss
     while (d < programs_.size() && (!programs_[d] || programs_[d]->loss == nullptr)) ++d;
     if (!error_ && values_.check_loss && d < programs_.size() && narrow_ == nullptr &&
-        loss_is_bad(*programs_[d], machine_.memory(d).device()))
+        is_bad_loss(programs_[d]->loss, *programs_[d], machine_.memory(d).device()))
       error_ = bad_loss();
   } catch (Error& e) {
     error_ = e;

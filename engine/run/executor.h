@@ -123,7 +123,7 @@ class Executor final : private Job, private Lookout, private Ear::Listener {
   void promise();                 // to the other ranks
   bool agree();                   // of all ranks: they commit
   void hear(const Notice& notice) noexcept override;
-  bool loss_is_bad(const BoundProgram& program, Device& device) const;
+  bool is_bad_loss(const char* loss, const BoundProgram& program, Device& device) const;
   Error bad_loss() const;
   void stop(Error error) noexcept { stop(std::move(error), nullptr); }
   void stop(Error error, const Notice* heard) noexcept;  // heard: from another rank

@@ -338,6 +338,39 @@ TEST_CASE("exact proofs: a number of -0 is not 0") {
   CHECK(proof_of(plan).verdict == ProofVerdict::kProven);
   named(plan.entries[0].programs[0], "pad").as<work::Kernel>()->attrs["value"] = -0.0;
   CHECK(proof_of(plan).verdict == ProofVerdict::kRefuted);
+
+  // 0 times a number that is less than 0 is -0.
+  const auto times = [](double number) {
+    small::Model other;
+    other.g.name = "times";
+    other.g.outputs = {{"y", other.op(k_neg, {other.input("x", {4, 4})}, {}, "y")}};
+    Plan with = plan_of(other.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.fusion = false; });
+    Program& p = with.entries[0].programs[0];
+    const BufferId zero = fresh(p, "zero", {4, 4}), factor = fresh(p, "factor", {4, 4}),
+                   product = fresh(p, "0", {4, 4}), sum = fresh(p, "sum", {4, 4});
+    const auto fill = [&](BufferId to, double value) {
+      const Attrs all{{"shape", Ints{4, 4}}, {"value", value}, {"dtype", std::string("f32")}};
+      put_before(p, "fetch.y", made(k_fill, "number", {}, {to}, all));
+    };
+    fill(zero, 0), fill(factor, number);
+    put_before(p, "fetch.y", made(k_mul, "product", {zero, factor}, {product}));
+    put_before(p, "fetch.y", made(k_add, "sum", {named(p, "y").out[0], product}, {sum}));
+    named(p, "fetch.y").in = {sum};
+    for (Instruction& i : p.segments[0].instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    const EntryProof proof = proof_of(with);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+    return proof.order;
+  };
+  CHECK(times(1) != times(-1));
+
+  small::Model with;
+  with.g.name = "initial";
+  with.g.outputs = {{"y", with.op(k_mul, {with.input("x", {4, 4}), with.variable("w", {4, 4})}, {}, "y")}};
+  with.g.variables[0].init = {.kind = InitKind::kConstant, .a = 0, .b = 0, .file = {}, .key = {}};
+  Plan initial = plan_of(with.g, "null:1", "replica(1)");
+  CHECK(proof_of(initial).verdict == ProofVerdict::kProven);
+  initial.variables[0].init.a = -0.0;
+  CHECK(proof_of(initial).verdict == ProofVerdict::kRefuted);
 }
 
 // Rows of a product, each made at once or in two halves, put together two and two and then all.

@@ -2,11 +2,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "ops/fused.h"
 #include "own_programs.h"
 #include "plan_damage.h"
 #include "unit/small_models.h"
+#include "unit/trained.h"
 #include "unsound.h"
 
 using namespace whale;
@@ -149,6 +152,42 @@ TEST_CASE("unsound AQ: what micro-batches read is written anew between them") {
     put_row(c.plan, 5, c.of_w), put_row(c.plan, 2, wrong ? c.of_u : c.of_w), put_row(c.plan, 0, c.of_w);
     say(wrong ? "AQ: u for w" : "AQ: undamaged", c.plan);
   }
+}
+
+// What the second device fetches of the loss it hands nobody; what it votes on is the loss.
+TEST_CASE("a device votes on what its vote reads") {
+  using enum OpCode;
+  Plan plan = plan_of(small::mlp().g, "ref:2", "replica(2)", [](CompileOptions& o) { o.fusion = false; });
+  Entry& e = plan.entries[0];
+  if (e.programs.size() == 1) e.programs.push_back(e.programs[0]), e.rows[1].program = 1;
+  Program& p = e.programs[1];
+  for (Program& each : e.programs) in_order(each);
+  const BufferId both = fresh(p, "both", {2});
+  const auto half = [&](const char* name, int64_t at) {
+    Buffer b = p.buffers[static_cast<size_t>(both)];
+    b.name = name, b.dims = {}, b.bytes = 4, b.alias = both, b.at = at;
+    p.buffers.push_back(b);
+    return static_cast<BufferId>(p.buffers.size()) - 1;
+  };
+  const BufferId loss = half("loss.copy", 0), other = half("other", 4);
+  int votes = 0, fetches = 0;
+  for (Segment& s : p.segments)
+    for (size_t k = 0; k < s.instructions.size(); ++k) {
+      Instruction& i = s.instructions[k];
+      if (const auto* f = i.as<work::Fetch>(); f && f->output == e.loss()) i.in = {other}, ++fetches;
+      if (i.kind() != InstructionKind::kVote || votes++ > 0) continue;
+      const BufferId of = std::exchange(i.in[0], loss);
+      const Attrs nan{{"shape", Ints{}}, {"value", std::nan("")}, {"dtype", std::string("f32")}};
+      s.instructions.insert(
+          s.instructions.begin() + static_cast<std::ptrdiff_t>(k),
+          {made(k_stop_gradient, "loss.copy", {of}, {loss}), made(k_fill, "other", {}, {other}, nan)});
+      k += 2;
+    }
+  REQUIRE(votes == 1);
+  REQUIRE(fetches == 1);
+  for (Program& each : e.programs) add_row_waits(each);
+  CHECK(prove(plan, e).verdict == ProofVerdict::kProven);
+  CHECK(small::train(plan, 2).losses.size() == 2);
 }
 
 // Devices that have no elements of what is summed make zeros, and go on with them.
