@@ -39,16 +39,10 @@ void check_apart(const std::vector<Piece>& pieces) {
       if (meet(list[a]->at, list[b]->at)) refuse("two parts of {} lie in one place", to_string(list[a]->value->region));
 }
 
-uint64_t order_of(const std::vector<Piece>& pieces, const Dims& local) {
+uint64_t order_of(const std::vector<Piece>& pieces) {
   std::vector<uint64_t> orders;
   std::vector<Region> places;
-  for (const Piece& p : pieces) {
-    const Region& region = p.value->region;
-    std::vector<Digit> digits;
-    for (size_t d = 0; d < local.size(); ++d) digits.push_back({local[d], Set(p.at[d])});
-    orders.push_back(p.value->order);
-    places.push_back(std::ranges::any_of(region.digits(), &Digit::any) ? Region(std::move(digits)) : region);
-  }
+  for (const Piece& p : pieces) orders.push_back(p.value->order), places.push_back(p.value->region);
   return Tree::put_together(orders, places);
 }
 
@@ -78,7 +72,7 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
   if (ref.constant(first.tensor)) {  // a number, of whatever shape
     Value out = first;
     out.region = Region({Digit{elements, Set::first(elements), true}});
-    out.order = order_of(pieces, local);
+    out.order = order_of(pieces);
     return std::make_shared<const Value>(std::move(out));
   }
   const std::vector<Region> all = hulls(regions, elements);
@@ -105,7 +99,7 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
   }
   Value out = first;
   out.region = *right;
-  out.order = order_of(pieces, local);
+  out.order = order_of(pieces);
   return std::make_shared<const Value>(std::move(out));
 }
 

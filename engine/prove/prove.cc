@@ -60,7 +60,8 @@ std::string statement(const Entry& entry, bool exact, const std::string& order,
             "handed out is the program's, up to the order of sums"
           : "all that is handed out is the one-device program's, up to the order of sums";
   if (exact) out += "; in exact mode micro-batches are whole and added by the tree";
-  if (exact && order.empty()) out += "; nothing is said of bits: devices make copies of one value in unlike ways";
+  if (exact && order.empty())
+    out += "; nothing is said of bits: copies, or parts that are the same all along, are made in unlike ways";
   if (!order.empty())
     out += fmt::format("; bit for bit what plans of this program with order {} give, as far as kernels are the same",
                        order);

@@ -8,11 +8,19 @@ namespace {
 constexpr int kLooks = 100'000;  // at ops, before a question of what sums are made of is given up
 
 std::string text_of(const Reference& ref, const Terms& terms) {
+  constexpr size_t kSaid = 6;  // of each
   std::string out;
+  size_t said = 0;
   for (const Summand& s : terms.summands()) {
+    if (said++ == kSaid) return out + fmt::format(" and of {} more", terms.summands().size() - kSaid);
     out += out.empty() ? "" : " and ";
     out += "of " + ref.name(s.tensor) + ":";
+    size_t boxes = 0;
     for (const TermBox& box : s.boxes) {
+      if (boxes++ == kSaid) {
+        out += fmt::format(" and {} more", s.boxes.size() - kSaid);
+        break;
+      }
       std::string each;
       for (const FactorSet& f : box)
         each += fmt::format("{}{} {}", each.empty() ? "" : " x ", ref.graph().op(f.key.op).name,

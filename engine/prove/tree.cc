@@ -163,6 +163,7 @@ uint64_t Tree::hash(const Terms& terms, const Terms& besides) const {
 
 uint64_t Tree::added(const Value& a, const Value& b) const {
   if (!exact_) return 0;
+  if (a.order == kUntold || b.order == kUntold) return kUntold;
   const uint64_t one = mix(a.order, hash(a.terms, b.terms)), other = mix(b.order, hash(b.terms, a.terms));
   // The larger of 0 and -0 is the first of them.
   const uint64_t both = a.combine == Joining(Combine::kSum) ? mix_both(one, other) : mix(one, other);
@@ -170,14 +171,19 @@ uint64_t Tree::added(const Value& a, const Value& b) const {
 }
 
 uint64_t Tree::beside_zero(const Value& v, const Value& zeros, double zero) const {
-  return exact_ ? mix(mix(v.order, zeros.order), int64_t{std::signbit(zero) ? 6 : 5}) : 0;
+  if (!exact_) return 0;
+  if (v.order == kUntold || zeros.order == kUntold || zeros.signs) return kUntold;
+  return mix(mix(v.order, zeros.order), int64_t{std::signbit(zero) ? 6 : 5});
 }
 
-uint64_t Tree::cast(const Value& v, DType to) const { return exact_ ? mix(v.order, name_of(to)) : 0; }
+uint64_t Tree::cast(const Value& v, DType to) const {
+  return !exact_ || v.order == kUntold ? v.order : mix(v.order, name_of(to));
+}
 
 uint64_t Tree::made(const Value& result, std::string_view kernel, const std::vector<uint64_t>& orders,
                     const std::vector<Dims>& dims) const {
   if (!exact_) return 0;
+  if (std::ranges::count(orders, kUntold) > 0) return kUntold;
   uint64_t out = mix(mix(mix(6, ref_.tensor(result.tensor).name), kernel), name_of(result.dtype));
   for (const uint64_t order : orders) out = mix(out, order);
   for (const Dims& of : dims) out = mix(out, of);
@@ -186,6 +192,8 @@ uint64_t Tree::made(const Value& result, std::string_view kernel, const std::vec
 
 uint64_t Tree::put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& places) {
   if (std::ranges::count(orders, orders[0]) == std::ssize(orders)) return orders[0];
+  const auto is_open = [](const Region& r) { return std::ranges::any_of(r.digits(), &Digit::any); };
+  if (std::ranges::count(orders, kUntold) > 0 || std::ranges::any_of(places, is_open)) return kUntold;
   uint64_t out = 7;
   for (size_t k = 0; k < orders.size(); ++k) out = mix(mix(out, orders[k]), places[k]);
   return out;
@@ -193,6 +201,7 @@ uint64_t Tree::put_together(const std::vector<uint64_t>& orders, const std::vect
 
 void Tree::deliver(const std::string& name, const Dims& dims, const Value& value) {
   if (!exact_) return;
+  alike_ &= value.order != kUntold && !value.signs;
   const Region region = value.region.in(dims).value_or(value.region);
   std::vector<Delivered>& all = delivered_[name];
   const auto meets = [&](const Region& other) {

@@ -19,6 +19,7 @@ namespace whale::proof {
 
 class Tree {
  public:
+  static constexpr uint64_t kUntold = ~uint64_t{0};  // nothing says its bits; so it is of all that is made of it
   // Of an entry's micro-batches, which no two devices may cut differently; `exact`: otherwise any order will do.
   Tree(Reference& reference, const Entry& entry, bool exact);
   bool asked() const { return exact_; }
@@ -35,7 +36,8 @@ class Tree {
   // is made at once.
   uint64_t made(const Value& result, std::string_view kernel, const std::vector<uint64_t>& orders,
                 const std::vector<Dims>& dims) const;
-  // Parts of one value, each in this place of the tensor, or of what is put together where it has none.
+  // Parts of one value, each in this place of the tensor. kUntold: they were made in unlike ways, and a place is not
+  // said.
   static uint64_t put_together(const std::vector<uint64_t>& orders, const std::vector<Region>& places);
 
   // What a step leaves, or hands out, under this name.

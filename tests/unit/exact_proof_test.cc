@@ -428,6 +428,51 @@ TEST_CASE("exact proofs: parts made in unlike ways lie where they lie in the ten
   CHECK(order({1, 3}) == order({1, 3}));
 }
 
+// The sum of each row, made at once or in two halves, in two columns each.
+TEST_CASE("exact proofs: of what is the same all along no place is said") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "spread";
+  const TensorId sums = m.op(k_reduce_sum, {m.input("x", {4, 8})}, {{"axes", Ints{1}}, {"keep_dims", true}}, "sums");
+  m.g.outputs = {{"y", m.op(k_broadcast_to, {sums}, {{"shape", Ints{4, 4}}}, "y")}};
+  const Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.fusion = false; });
+  for (const int64_t begin : {0, 2}) {
+    Plan other = plan;
+    Program& p = other.entries[0].programs[0];
+    const Instruction whole = named(p, "sums");
+    const auto slice = [&](BufferId from, Dims dims, int64_t at) {
+      const BufferId to = fresh(p, "slice", dims);
+      put_before(p, "y",
+                 made(k_local_slice, "slice", {from}, {to},
+                      {{"sub_axis", Ints{1, 1, 1}}, {"begin", at}, {"end", at + dims[1]}}));
+      return to;
+    };
+    const auto half = [&](int64_t at) {
+      Instruction i = whole;
+      i.name = "half", i.in = {slice(whole.in[0], {4, 4}, at)}, i.out = {fresh(p, "half", {4, 1})};
+      put_before(p, "y", i);
+      return i.out[0];
+    };
+    const auto columns = [&](BufferId of) {
+      const BufferId to = fresh(p, "columns", {4, 2});
+      put_before(p, "y", made(k_broadcast_to, "columns", {of}, {to}, {{"shape", Ints{4, 2}}}));
+      return to;
+    };
+    const BufferId a = half(0), b = half(4), both = fresh(p, "both", {4, 4}), all = fresh(p, "all", {4, 4});
+    put_before(p, "y", made(k_add, "halves", {a, b}, {a}));
+    const BufferId left = columns(whole.out[0]), right = columns(a);
+    put_before(p, "y", made(k_concat, "both", {left, right}, {both}, {{"axis", int64_t{1}}}));
+    const BufferId some = slice(both, {4, 2}, begin);
+    put_before(p, "y", made(k_concat, "all", {some, some}, {all}, {{"axis", int64_t{1}}}));
+    drop(p, "y");
+    named(p, "fetch.y").in = {all};
+    for (Instruction& i : p.segments[0].instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    const EntryProof proof = proof_of(other);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+    CHECK(proof.order.empty());
+  }
+}
+
 // Planning asks for neither in exact mode.
 TEST_CASE("exact proofs: sums in another type, by another rule") {
   using enum OpCode;
