@@ -289,6 +289,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   if (!found) {
     if (auto made = of_numbers(call)) return {std::move(*made)};
     if (auto made = with_asked_zeros(call)) return *made;
+    if (auto made = of_own_zeros(call)) return *made;
     if (auto made = with_zeros(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
     if (auto made = more_terms(call)) return {*made};

@@ -114,6 +114,7 @@ class Kernels {
                         const std::optional<Digit>& said) const;
   std::optional<Value> of_numbers(const KernelCall& call);
   std::optional<std::vector<Value>> with_asked_zeros(const KernelCall& call);
+  std::optional<std::vector<Value>> of_own_zeros(const KernelCall& call);
   // Which sums: any, those of the instruction's name, or where the op that makes those zeros makes a summand.
   enum class Like : uint8_t { kAny, kName, kMaker };
   std::optional<std::vector<Value>> with_zeros(const KernelCall& call, Like like = Like::kAny);

@@ -162,6 +162,24 @@ std::optional<std::vector<Value>> Kernels::with_asked_zeros(const KernelCall& ca
   return {};
 }
 
+// Zeros of a device that has nothing of what another one made by such an op: terms of the same sum, none.
+std::optional<std::vector<Value>> Kernels::of_own_zeros(const KernelCall& call) {
+  if (call.code != OpCode::k_add || call.in[0].local != call.in[1].local) return {};
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    const Value &zeros = *call.in[i].value, &terms = *call.in[1 - i].value;
+    const OpId maker = ref_.tensor(terms.tensor).producer;
+    if (!ref_.is_zero(zeros.tensor) || zeros.of_nothing == OpCode{} || maker == kNone ||
+        ref_.graph().op(maker).code != zeros.of_nothing)
+      continue;
+    if (auto made = with_zeros(call, Like::kMaker)) return made;
+    Value out = terms;
+    const double* zero = ref_.constant(zeros.tensor);
+    out.order = tree_.beside_zero(out, zeros, zero ? *zero : 0);
+    return std::vector<Value>{std::move(out)};
+  }
+  return {};
+}
+
 // Zero in the place of a sum is that sum without any of its terms.
 std::optional<std::vector<Value>> Kernels::with_zeros(const KernelCall& call, Like like) {
   const auto zero = [&](size_t i) {

@@ -70,6 +70,20 @@ TEST_CASE("regions: a reshape changes nothing of them, a cut takes a part") {
   CHECK(nothing.cut({4, 0}, SubAxis{0, 1, 1}, {1, 3})->size() == 0);
 }
 
+// Its zeros are added to what the other one made of a gradient that is in a sum twice, as it is and transposed.
+TEST_CASE("proof: an unlike replica without samples") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "none";
+  const TensorId x = m.input("x", {2, 6}), w = m.variable("w", {6, 6}), u = m.variable("u", {6, 6});
+  const TensorId both = m.op(k_add, {w, m.op(k_transpose, {w}, {{"perm", Ints{1, 0}}})});
+  const TensorId y = m.op(k_matmul, {m.op(k_matmul, {x, both}), u});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_square, {y})}, {}, "loss"), OptimizerKind::kSgd);
+  const Plan plan =
+      plan_of(m.g, "null:4", "replica([split(2), split(2)])", [](CompileOptions& o) { o.accumulation = 2; });
+  CHECK(prove(plan).verdict == ProofVerdict::kProven);
+}
+
 // One device merges what is left of them without a bias or an activation; under a split several are one product.
 TEST_CASE("proof: products of the same operands, with and without a bias and an activation") {
   using enum OpCode;
