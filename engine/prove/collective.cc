@@ -43,6 +43,8 @@ Held combined(Reference& ref, Tree& tree, const Exchange& e) {
     zeros.erase(zeros.begin());
   }
   for (const Value* zero : zeros) out->order = tree.beside_zero(*out, *zero, *ref.constant(zero->tensor));
+  // Sums are rounded alike by kernels and transports; the larger of 0 and -0, and sums of logarithms, are not.
+  if (e.work->combine != Combine::kSum) out->order = tree.made(*out, name_of(e.work->combine), {out->order}, {});
   return std::make_shared<const Value>(std::move(*out));
 }
 

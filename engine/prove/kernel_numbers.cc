@@ -117,7 +117,7 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
       out.push_back(constant(r, 0));
       out.back().of_nothing = of_nothing ? call.code : OpCode{};
       if (!of_no_elements) out.back().order = tree_.made(out.back(), numbers, call.orders(), {});
-      out.back().signs = signs || std::ranges::any_of(call.in, has_signs);
+      out.back().signs = (signs && !of_nothing) || std::ranges::any_of(call.in, has_signs);
     }
   return out;
 }

@@ -8,6 +8,7 @@
 #include "plan_damage.h"
 #include "proof_case.h"
 #include "prove/collective.h"
+#include "prove/kernel.h"
 #include "unit/caught.h"
 #include "unit/small_models.h"
 #include "unit/trained.h"
@@ -520,5 +521,40 @@ TEST_CASE("exact proofs: sums in another type, by another rule") {
       ended = !stop.covered;
     }
     CHECK(ended == exact);
+  }
+}
+
+// A kernel and a transport may take another one of 0 and -0 for the larger; sums they round alike.
+TEST_CASE("exact proofs: who combines parts") {
+  using enum OpCode;
+  for (const auto& [code, combine] : {std::pair{k_reduce_sum, Combine::kSum}, {k_reduce_max, Combine::kMax}}) {
+    small::Model m;
+    m.g.name = "parts";
+    m.g.outputs = {{"y", m.op(code, {m.input("x", {4, 2})}, {{"axes", Ints{1}}}, "y")}};
+    const Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true; });
+    proof::Reference ref(plan, plan.entries[0], proof::form_of(plan.entries[0]));
+    proof::Tree tree(ref, plan.entries[0], true);
+    proof::Kernels kernels(ref, {}, tree);
+    const Op& op = ref.graph().op(ref.ops_of(code).at(0));
+    const auto part = [&](int64_t column) {
+      const auto region = proof::Region::whole({4, 2}).cut({4, 2}, SubAxis{1, 1, 1}, {column, column + 1});
+      const proof::Value x{.tensor = ref.root(op.inputs[0]), .region = *region};
+      proof::KernelCall call{.code = code, .attrs = op.attrs, .name = "y"};
+      call.in = {{&x, {4, 1}}}, call.out = {{{4}, DType::kF32}};
+      return kernels.run(call).at(0);
+    };
+    const proof::Value a = part(0), b = part(1);
+    proof::KernelCall call{.code = k_accumulate, .attrs = {{"combine", std::string(name_of(combine))}}, .name = "y"};
+    call.in = {{&a, {4}}, {&b, {4}}}, call.out = {{{4}, DType::kF32}};
+    const proof::Value by_kernel = kernels.run(call).at(0);
+    const work::Collective all_reduce{.op = k_all_reduce, .combine = combine};
+    const auto held = [](const proof::Value& v) { return std::make_shared<const proof::Value>(v); };
+    const Dims dims{4};
+    const proof::Exchange exchange{
+        .work = &all_reduce, .in = {held(a), held(b)}, .in_dims = {dims, dims}, .out_dims = {dims, dims}};
+    const proof::Held by_transport = proof::exchanged(ref, tree, exchange).at(0);
+    CHECK(by_kernel.terms.whole());
+    CHECK(by_transport->terms.whole());
+    CHECK((by_kernel.order == by_transport->order) == (combine == Combine::kSum));
   }
 }
