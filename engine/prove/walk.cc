@@ -361,6 +361,10 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
 
 // Every copy of every variable is what the one-device program makes of it.
 void Walk::end(Device& d) {
+  std::vector<BufferIds> buffers(plan_.variables.size());  // of each
+  for (size_t b = 0; b < d.program.buffers.size(); ++b)
+    if (const Buffer& x = d.program.buffers[b]; x.kind == BufferKind::kVariable && x.alias == kNone)
+      buffers.at(static_cast<size_t>(x.ref)).push_back(static_cast<BufferId>(b));
   for (size_t v = 0; v < plan_.variables.size(); ++v) {
     Watch::look();
     const PlanVariable& variable = plan_.variables[v];
@@ -369,12 +373,10 @@ void Walk::end(Device& d) {
     if (!before || before->region.size() == 0) continue;
     const TensorId wanted = ref_.after_step(ref_.variable(variable.name));
     Held after = before;
-    for (size_t b = 0; b < d.program.buffers.size(); ++b) {
-      const Buffer& x = d.program.buffers[b];
-      if (x.kind != BufferKind::kVariable || x.alias != kNone || x.ref != static_cast<int32_t>(v)) continue;
-      const Place place = place_of(d.program, static_cast<BufferId>(b), 0);
+    for (const BufferId b : buffers[v]) {
+      const Place place = place_of(d.program, b, 0);
       bring_up(d, place);
-      after = d.memory.read(ref_, place, x.dtype);
+      after = d.memory.read(ref_, place, d.program.buffers[static_cast<size_t>(b)].dtype);
     }
     Value expected = *before;
     expected.tensor = wanted;
