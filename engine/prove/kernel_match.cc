@@ -10,7 +10,7 @@ namespace {
 
 // Summands that go on together: so many as one where their terms are alike, and so many at all. Uses of uses of one sum
 // double them.
-constexpr size_t kMany = 16, kMost = 1024;
+constexpr size_t kMany = 16, kVeryMany = 512, kMost = 1024;
 
 // The leading dimensions of a product's first operand and of its result may be one: rows of a matrix.
 bool same_rows(const Op& op, const Dims& a, const Dims& b, bool has_rows) {
@@ -403,6 +403,8 @@ void Kernels::Match::find_terms() {
     name_by_sum(ref, v->tensor, mine);
     if (mine.whole()) mine.add_summand(v->tensor);
     if (mine.summands().size() > kMany) unite(ref, v->tensor, mine);
+    if (mine.summands().size() > kVeryMany)
+      mine.unite_lots([&](const std::vector<TensorId>& names) { return ref.group_of(v->tensor, names); });
     if (apart) mine.rename_each([&](TensorId summand) { return ref.image_of(summand, v->tensor); });
     if (!terms.beside(mine)) no_rule("{} adds terms of one sum to others of it: {}", op.name, describe(ref, *v));
     if (terms.summands().size() > kMost) no_rule("{} adds more than {} summands of unlike terms", op.name, kMost);

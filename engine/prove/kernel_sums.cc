@@ -132,6 +132,9 @@ std::vector<Value> Kernels::merge(const KernelCall& call) {
         (to != made.dtype && (to != own || !made.terms.whole())))
       refuse("it makes {} in {}", describe(ref_, made), name_of(to));
     made.dtype = to;
+    std::vector<uint64_t> orders = call.orders();  // each piece of a result goes into all of them
+    orders.push_back(made.order);
+    made.order = tree_.made(made, def(call.code).name, orders, {});
   }
   return out;
 }

@@ -220,6 +220,24 @@ void Terms::unite(TensorId tensor) {
   if (alike()) summands_ = {{tensor, std::move(summands_[0].boxes)}};
 }
 
+void Terms::unite_lots(const std::function<TensorId(const std::vector<TensorId>&)>& name) {
+  std::vector<std::pair<std::vector<TensorId>, size_t>> lots;  // names, and the first of them
+  for (size_t k = 0; k < summands_.size(); ++k) {
+    const auto lot = std::ranges::find_if(lots, [&](const auto& l) {
+      return !summands_[k].boxes.empty() && summands_[l.second].boxes == summands_[k].boxes;
+    });
+    if (lot == lots.end())
+      lots.push_back({{summands_[k].tensor}, k});
+    else
+      lot->first.push_back(summands_[k].tensor);
+  }
+  std::vector<Summand> out;
+  for (auto& [names, first] : lots)
+    out.push_back({names.size() > 1 ? name(names) : names[0], std::move(summands_[first].boxes)});
+  summands_ = std::move(out);
+  std::ranges::sort(summands_, {}, &Summand::tensor);
+}
+
 void Terms::name_alike(Terms& a, Terms& b, TensorId tensor, const std::function<bool(const Terms&)>& told) {
   const auto own = [&](const Terms& t) { return t.summands_.size() == 1 && t.summands_[0].tensor == tensor; };
   if (own(a) && told(b)) b.unite(tensor);

@@ -52,6 +52,8 @@ class Terms {
   bool alike() const;  // several summands of like terms
   // One summand, this tensor, where all that there are have alike terms.
   void unite(TensorId tensor);
+  // Likewise of each lot of summands that have alike terms, by a name for the names of the lot.
+  void unite_lots(const std::function<TensorId(const std::vector<TensorId>&)>& name);
   // Each summand by another name, which no two of them share.
   void rename_each(const std::function<TensorId(TensorId)>& name);
   // Of one sum, one with this tensor's own terms and one with those of its summands: both with its own, where those are

@@ -15,6 +15,7 @@
 #include "checkpoint_kit.h"
 #include "cluster/devices.h"
 #include "compile/compile.h"
+#include "property.h"
 #include "prove/prove.h"
 #include "session/session.h"
 #include "small_models.h"
@@ -831,6 +832,31 @@ TEST_CASE("adasum: what it cannot go with is refused by name") {
   o.strategy = "";
   o.gradient_dtype = DType::kBF16;
   CHECK(has(message(o, "ref:2"), "gradient dtype bf16"));
+}
+
+// Rows of what the other operand is, so both begin at one address.
+TEST_CASE("f16: a product of a part of a tensor with all of it") {
+  small::Model m;
+  m.g.name = "gram";
+  const TensorId x = m.input("x", {512, 64}), h = m.op(OpCode::k_matmul, {x, m.variable("w", {64, 64})});
+  m.g.variables[0].init.b = 0.3;
+  m.g.outputs = {{"y", m.op(OpCode::k_matmul, {h, h}, {{"transpose_b", true}})}};
+  test::Dice dice(5);
+  const test::Values inputs{{"x", dice.reals(512 * 64)}};
+  const auto made = [&](Precision precision, int64_t chunks) {
+    CompileOptions options;
+    options.strategy = "split(2, factor=k)", options.precision = precision, options.matmul_chunks = chunks;
+    test::Runner runner(m.g, "cpu:2", options);
+    size_t parts = 0;
+    for (const Program& p : runner.plan().entries[0].programs)
+      for (const Segment& s : p.segments)
+        for (const Instruction& i : s.instructions) parts += i.op() == OpCode::k_matmul;
+    CHECK((parts > 2) == (chunks > 1));
+    return runner.eval(inputs, {"y"}).at("y");
+  };
+  const std::vector<double> right = made(Precision::kFloat32, 1);
+  CHECK(test::distance(made(Precision::kFloat16, 1), right) < 1e-2 * test::norm(right));
+  CHECK(test::distance(made(Precision::kFloat16, 2), right) < 1e-2 * test::norm(right));
 }
 
 }  // namespace

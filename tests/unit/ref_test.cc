@@ -309,6 +309,10 @@ TEST_CASE("ref: indices") {
   CHECK(
       run(OpCode::k_top_k_grad, {f64({1, 3}, {10, 20, 30}), i32({1, 3}, {1, 3, 2})}, {{"size", int64_t{5}}})[0].data ==
       std::vector<double>{0, 10, 30, 20, 0});
+  // Indices beyond it are nobody's.
+  CHECK(
+      run(OpCode::k_top_k_grad, {f64({1, 3}, {10, 20, 30}), i32({1, 3}, {1, 7, -1})}, {{"size", int64_t{5}}})[0].data ==
+      std::vector<double>{0, 10, 0, 0, 0});
 }
 
 TEST_CASE("ref: rotary turns pairs by their position, and its inverse turns back") {

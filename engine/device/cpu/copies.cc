@@ -73,21 +73,28 @@ class CopiesKernel final : public Kernel {
       : attrs_(wide_attrs(spec, narrow)), narrow_(narrow), threads_(device.threads()) {
     KernelSpec wide = spec;
     wide.attrs = &attrs_;
-    size_t bytes = 0;
-    std::map<const void*, size_t> places;  // operands of one storage stay so
+    // Operands of one storage stay so; one may be the beginning of another.
+    struct Room {
+      size_t size = 0, at = 0;
+    };
+    std::map<const void*, Room> rooms;
     const auto each = [&](auto body) {
       for (auto* list : {&wide.in, &wide.out})
         for (Operand& x : *list)
           if (x.present() && x.dtype == narrow) body(x, list == &wide.in);
     };
     each([&](Operand& x, bool) {
-      if (!places.try_emplace(x.data, bytes).second) return;
-      const size_t size = static_cast<size_t>(element_count(x.dims)) * sizeof(float);
-      bytes += (size + kAlignment - 1) / kAlignment * kAlignment;
+      size_t& size = rooms[x.data].size;
+      size = std::max(size, static_cast<size_t>(element_count(x.dims)) * sizeof(float));
     });
+    size_t bytes = 0;
+    for (auto& [_, room] : rooms) {
+      room.at = bytes;
+      bytes += (room.size + kAlignment - 1) / kAlignment * kAlignment;
+    }
     char* area = device.wide_area(bytes);
     each([&](Operand& x, bool read) {
-      const Copy copy{static_cast<uint16_t*>(x.data), reinterpret_cast<float*>(area + places.at(x.data)),
+      const Copy copy{static_cast<uint16_t*>(x.data), reinterpret_cast<float*>(area + rooms.at(x.data).at),
                       element_count(x.dims)};
       (read ? in_ : out_).push_back(copy);
       x.data = copy.wide;

@@ -124,7 +124,8 @@ Body bind_top_k_grad(const KernelSpec& spec) {
     for (int64_t i = 0; i < dx.count; ++i) dx.set(i, 0);
     for (int64_t r = 0; r < shape.rows; ++r)
       for (int64_t i = 0; i < chosen.width; ++i)
-        dx.set(r * shape.width + indices.integer(r * chosen.width + i), dvalues[r * chosen.width + i]);
+        if (const int64_t at = indices.integer(r * chosen.width + i); at >= 0 && at < shape.width)
+          dx.set(r * shape.width + at, dvalues[r * chosen.width + i]);
   };
 }
 
