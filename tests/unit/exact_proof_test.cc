@@ -558,3 +558,44 @@ TEST_CASE("exact proofs: who combines parts") {
     CHECK((by_kernel.order == by_transport->order) == (combine == Combine::kSum));
   }
 }
+
+// Attention over keys [0:4) and [4:8): the first piece made at once, or in two; its sums of exponentials likewise.
+TEST_CASE("exact proofs: pieces of attention are weighed by sums that were made somehow") {
+  using enum OpCode;
+  small::Model m;
+  m.g.name = "pieces";
+  const TensorId q = m.input("q", {2, 4, 2, 4}), k = m.input("k", {2, 8, 2, 4}), v = m.input("v", {2, 8, 2, 4});
+  m.g.outputs = {{"y", m.op(k_neg, {m.op(k_attention, {q, k, v}, {}, "all")}, {}, "y")}};
+  const Plan plan = plan_of(m.g, "null:1", "replica(1)", [](CompileOptions& o) { o.exact = true, o.fusion = false; });
+  const auto order = [&](bool merged_sums) {
+    Plan other = plan;
+    Program& p = other.entries[0].programs[0];
+    const Instruction all = named(p, "all");
+    const auto put_in = [&](const Instruction& i) { put_before(p, "all", i); };
+    const auto piece = [&](int64_t begin, int64_t end) {
+      Instruction a = all;
+      a.name = "piece";
+      for (const size_t operand : {size_t{1}, size_t{2}}) {
+        a.in[operand] = fresh(p, "keys", {2, end - begin, 2, 4});
+        put_in(made(k_local_slice, "keys", {all.in[operand]}, {a.in[operand]},
+                    {{"sub_axis", Ints{1, 1, 1}}, {"begin", begin}, {"end", end}}));
+      }
+      a.out = {fresh(p, "out", {2, 4, 2, 4}), fresh(p, "sums", {2, 2, 4})};
+      Attrs& attrs = a.as<work::Kernel>()->attrs;
+      attrs["keys"] = int64_t{8}, attrs["key_begin"] = begin;
+      put_in(a);
+      return a.out;
+    };
+    const BufferIds left = piece(0, 4), right = piece(4, 8), first = piece(0, 2), second = piece(2, 4);
+    const BufferIds both{fresh(p, "out", {2, 4, 2, 4}), fresh(p, "sums", {2, 2, 4})};
+    put_in(made(k_attention_merge, "both", {first[0], first[1], second[0], second[1]}, both));
+    put_in(made(k_attention_merge, "merged", {left[0], merged_sums ? both[1] : left[1], right[0], right[1]},
+                {all.out[0], fresh(p, "sums", {2, 2, 4})}));
+    drop(p, "all");
+    for (Instruction& i : p.segments[0].instructions) i.waits.clear(), i.queue = Queue::kCompute;
+    const EntryProof proof = proof_of(other);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+    return proof.order;
+  };
+  CHECK(order(false) != order(true));
+}
