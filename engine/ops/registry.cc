@@ -130,13 +130,13 @@ const OpDef* find_op(std::string_view name) {
 }
 
 OpCode code_of(std::string_view name) {
+  for (const Entry& e : kEntries)
+    if (name == e.def->name) return e.code;
   const Entry* closest = nullptr;
   size_t best = SIZE_MAX;
-  for (const Entry& e : kEntries) {
-    const size_t distance = edit_distance(name.substr(0, 64), e.def->name);
-    if (distance == 0 && name.size() <= 64) return e.code;
-    if (distance < best) best = distance, closest = &e;
-  }
+  for (const Entry& e : kEntries)
+    if (const size_t distance = edit_distance(name.substr(0, 64), e.def->name); distance < best)
+      best = distance, closest = &e;
   throw error(Code::kNotFound, "there is no op named '{}'; did you mean '{}'?", name.substr(0, 64), closest->def->name);
 }
 

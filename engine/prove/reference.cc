@@ -50,8 +50,9 @@ void Reference::index() {
   for (size_t t = 0; t < g_.tensors.size(); ++t) {
     root_[t] = static_cast<TensorId>(t);
     if (g_.tensors[t].kind == TensorKind::kInput) inputs_.emplace(g_.tensors[t].name, static_cast<TensorId>(t));
-    if (g_.tensors[t].kind == TensorKind::kStep)
-      values_.emplace(static_cast<TensorId>(t), std::numeric_limits<double>::quiet_NaN());
+    if (g_.tensors[t].kind != TensorKind::kStep) continue;
+    steps_.emplace(g_.tensors[t].name, static_cast<TensorId>(t));
+    values_.emplace(static_cast<TensorId>(t), std::numeric_limits<double>::quiet_NaN());
   }
   for (const Variable& v : g_.variables) {
     variables_.emplace(g_.tensor(v.tensor).name, v.tensor);
@@ -395,10 +396,8 @@ TensorId Reference::variable(const std::string& name) const {
 
 TensorId Reference::step(StepScalar scalar) const {
   constexpr const char* kNames[] = {"learning_rate", "updates", "loss_scale"};
-  const char* name = kNames[static_cast<size_t>(scalar)];
-  for (size_t t = 0; t < g_.tensors.size(); ++t)
-    if (g_.tensors[t].kind == TensorKind::kStep && g_.tensors[t].name == name) return static_cast<TensorId>(t);
-  return kNone;
+  const auto at = steps_.find(kNames[static_cast<size_t>(scalar)]);
+  return at == steps_.end() ? kNone : at->second;
 }
 
 TensorId Reference::after_step(TensorId variable) const {

@@ -118,7 +118,7 @@ class Reference {
   std::unordered_map<TensorId, TensorId> image_from_, image_in_;   // the summand that it is an image of, and the sum
   mutable std::map<std::pair<TensorId, TensorId>, bool> made_of_;  // once they are asked for
   mutable std::map<std::pair<TensorId, OpId>, bool> one_way_;
-  std::unordered_map<std::string, TensorId> inputs_, variables_;
+  std::unordered_map<std::string, TensorId> inputs_, variables_, steps_;
   std::unordered_map<TensorId, TensorId> next_;
   std::unordered_set<TensorId> of_gradients_, in_loss_;
   std::set<std::pair<OpId, int32_t>> of_batch_;  // once it is asked for
