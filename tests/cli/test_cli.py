@@ -146,6 +146,13 @@ def test_prove(files, tmp_path):
     assert "Adasum, which is no sum" in whale("prove", files / "mlp.whale", "--devices", "null:2", "--adasum")
 
 
+def test_a_recurrence_is_proven(tmp_path):
+    """Each step of it adds terms by twice as many ways as the one before: more than anybody counts, of few kinds."""
+    model = tmp_path / "gnmt.whale"
+    whale("model", "gnmt", "--layers", "2", "--dim", "32", "--seq", "12", "--batch", "8", "--vocab", "64", "-o", model)
+    assert whale("prove", model, "--devices", "null:5", "--strategy", "replica([pipeline(3), split(2)])").splitlines()[-1] == "proven"
+
+
 def test_what_a_plan_is_proven_in_json(files, tmp_path):
     """Beside the plan, as `whale prove --json` has it, also where it is not proven; the exit code is the verdict's."""
     options = (files / "gpt.whale", "--devices", "null:4", "--strategy", "replica(2) > split(2)", "--json")

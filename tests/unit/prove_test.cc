@@ -84,26 +84,6 @@ TEST_CASE("proof: an unlike replica without samples") {
   CHECK(prove(plan).verdict == ProofVerdict::kProven);
 }
 
-// h = tanh(x w + h u), each product over the parts of a split: in each step there are terms of either, by twice as many
-// ways.
-TEST_CASE("proof: more ways than terms of a recurrence") {
-  using enum OpCode;
-  small::Model m;
-  m.g.name = "recurrence";
-  const TensorId w = m.variable("w", {6, 4}), u = m.variable("u", {4, 4});
-  const TensorId x = m.input("x", {4, 6});
-  m.enter(ScopeKind::kSplit);
-  TensorId a = m.op(k_matmul, {x, w}), b = m.op(k_matmul, {x, w, m.variable("b", {4})});
-  for (int step = 0; step < 12; ++step) {
-    const TensorId next = m.op(k_add, {m.op(k_mul, {a, m.variable("s" + std::to_string(step), {4})}), b});
-    b = m.op(k_add, {a, m.op(k_neg, {b})}), a = next;
-  }
-  m.scope = 0;
-  m.minimize(m.op(k_reduce_mean, {m.op(k_square, {m.op(k_matmul, {a, u})})}, {}, "loss"), OptimizerKind::kSgd);
-  const Proof proof = prove(plan_of(m.g, "null:2", "split(2, factor=k)"));
-  CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, text(proof));
-}
-
 // One device merges what is left of them without a bias or an activation; under a split several are one product.
 TEST_CASE("proof: products of the same operands, with and without a bias and an activation") {
   using enum OpCode;
