@@ -16,7 +16,14 @@ struct VerifyContext {
   size_t program_number;
   const Program& program;
   [[noreturn]] void fail(const std::string& what) const {
-    throw error(Code::kDataLoss, "plan '{}', entry '{}', program {}: {}", plan.model, entry.name, program_number, what);
+    int64_t others = -1;  // beside the first device that runs it
+    int32_t first = kNone;
+    for (const DeviceRow& row : entry.rows)
+      if (row.program == static_cast<int32_t>(program_number) && ++others == 0) first = row.device;
+    std::string of = first == kNone ? "" : fmt::format(" (device {}", first);
+    if (first != kNone) of += others > 0 ? fmt::format(" and {} more)", others) : ")";
+    throw error(Code::kDataLoss, "plan '{}', entry '{}', program {}{}: {}", plan.model, entry.name, program_number, of,
+                what);
   }
   [[noreturn]] void fail(const Segment& s, size_t k, const std::string& what) const {
     fail(fmt::format("segment '{}', instruction {} ('{}'): {}", s.name, k, s.instructions[k].name, what));

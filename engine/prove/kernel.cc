@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "base/watch.h"
 #include "ops/fused.h"
 #include "prove/join.h"
 
@@ -65,6 +66,12 @@ std::string kernel_of(const KernelCall& call) {
 
 bool is_of_reshard(const KernelCall& call) {
   return std::ranges::any_of(call.in, [](const Operand& o) { return o.name.find(".from") != o.name.npos; });
+}
+
+TensorIds KernelCall::roots() const {
+  TensorIds out;
+  for (const Operand& o : in) out.push_back(o.value ? o.value->tensor : kNone);
+  return out;
 }
 
 std::vector<uint64_t> KernelCall::orders() const {
@@ -162,9 +169,7 @@ std::optional<Value> Kernels::wide_bias(const KernelCall& call) {
 // The program has it in one piece, too.
 bool Kernels::is_whole(const KernelCall& call) const {
   if (!has_flag(call.code, kProduct)) return false;
-  TensorIds roots;
-  for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
-  const std::vector<OpId>* found = ref_.find(call.code, roots);
+  const std::vector<OpId>* found = ref_.find(call.code, call.roots());
   return found && std::ranges::any_of(*found, [&](OpId id) { return ref_.graph().op(id).attrs == call.attrs; });
 }
 
@@ -241,8 +246,9 @@ std::vector<Value> Kernels::updates(const KernelCall& call) {
   const Ints& decays = attr_ints(call.attrs, "decays");
   if (!decays.empty() && decays.size() != count) refuse("{} entries of decays, {} expected", decays.size(), count);
   std::vector<Value> out;
+  KernelCall each = call;
   for (size_t t = 0; t < count; ++t) {
-    KernelCall each = call;
+    Watch::look();
     each.in.assign(call.in.begin(), call.in.begin() + static_cast<std::ptrdiff_t>(first));
     each.out.clear();
     for (size_t k = 0; k < width; ++k) each.in.push_back(call.in[first + t * width + k]);
@@ -252,8 +258,13 @@ std::vector<Value> Kernels::updates(const KernelCall& call) {
       out.resize(out.size() + per);  // nothing is here of this one
       continue;
     }
-    std::vector<Value> values = one(each);
-    out.insert(out.end(), values.begin(), values.end());
+    try {
+      std::vector<Value> values = one(each);
+      out.insert(out.end(), values.begin(), values.end());
+    } catch (Stop& stop) {
+      for (size_t k = 0; k < width; ++k) stop.operands.push_back(first + t * width + k);
+      throw;
+    }
   }
   return out;
 }
@@ -276,8 +287,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   };
   if (std::ranges::any_of(call.in, of_no_terms))
     if (std::vector<Value> none = zeros(call); !none.empty()) return none;
-  TensorIds roots;
-  for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
+  TensorIds roots = call.roots();
   const std::vector<OpId>* found = ref_.find(call.code, roots);
   std::optional<KernelCall> turned;  // a sum is the same in any order
   if (!found && call.code == OpCode::k_add) {
@@ -386,10 +396,18 @@ std::string Kernels::unlike(const KernelCall& call) const {
   size_t most = 0;
   for (const OpId id : ref_.ops_of(call.code)) {
     const Op& op = ref_.graph().op(id);
-    size_t alike = op.name == call.name ? 100 : 1;
+    // Names of updates, and of ops of the backward pass, are counted as they are made: they say less than operands.
+    size_t alike = op.name == call.name ? 2 : 1;
     for (size_t i = 0; i < op.inputs.size() && i < call.in.size(); ++i)
-      alike += (call.in[i].value ? call.in[i].value->tensor : kNone) == ref_.root(op.inputs[i]);
+      alike +=
+          2 * static_cast<size_t>((call.in[i].value ? call.in[i].value->tensor : kNone) == ref_.root(op.inputs[i]));
     if (alike > most) most = alike, best = &op;
+  }
+  if (most < 2 || (most == 2 && !call.forward)) {  // nothing that it reads is what one of them reads
+    std::string found;
+    for (const Operand& o : call.in)
+      found += fmt::format("{}{}", found.empty() ? "" : ", ", o.value ? describe(ref_, *o.value) : "nothing");
+    return fmt::format("{} of {}, which the one-device program does not have", def(call.code).name, found);
   }
   std::string out;
   for (size_t i = 0; i < std::max(best->inputs.size(), call.in.size()); ++i) {

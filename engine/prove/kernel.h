@@ -40,6 +40,7 @@ struct KernelCall {
   std::vector<Operand> in = {};
   std::vector<Result> out = {};  // as the plan has them
 
+  TensorIds roots() const;               // what operands hold, kNone where one is absent
   std::vector<uint64_t> orders() const;  // of operands, 0 of one that is absent
 };
 

@@ -24,11 +24,7 @@ bool has_signs(const Operand& o) { return o.value && o.value->signs; }
 }  // namespace
 
 // Does the program have this op of these operands?
-bool Kernels::has(const KernelCall& call) const {
-  TensorIds roots;
-  for (const Operand& o : call.in) roots.push_back(o.value ? o.value->tensor : kNone);
-  return ref_.find(call.code, roots) != nullptr;
-}
+bool Kernels::has(const KernelCall& call) const { return ref_.find(call.code, call.roots()) != nullptr; }
 
 Value Kernels::constant(const Result& r, double value) {
   Value v{.tensor = ref_.constant(r.dtype, value), .dtype = r.dtype};
@@ -89,7 +85,8 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
     zero.push_back(o.value && ((c && *c == 0) || o.value->region.size() == 0));
     of_no_elements |= o.value && o.value->region.size() == 0;
     of_nothing |= zero.back() && (o.value->of_nothing != OpCode{} || o.value->region.size() == 0);
-    if (c && std::isinf(*c)) no_rule("{} of the largest of no terms", call.name);
+    if (c && std::isinf(*c) && has(call)) return {};  // the program's own
+    if (c && std::isinf(*c)) no_rule("{} of an infinity, as what has no terms has one for its largest", call.name);
   }
   for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
   // Numbers that are known make a number, and zero times what is no number is none.
@@ -147,17 +144,15 @@ std::optional<std::vector<Value>> Kernels::with_asked_zeros(const KernelCall& ca
   for (const DType own : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
     KernelCall with = call;
     std::vector<Value> instead(call.in.size());
-    TensorIds roots;
     for (size_t i = 0; i < call.in.size(); ++i) {
       const Value*& v = with.in[i].value;
       if (v && ref_.constant(v->tensor) && ref_.is_zero(v->tensor) && v->dtype != own && is_asked_sum(*v)) {
         instead[i] = *v, instead[i].tensor = ref_.constant(own, 0);
         v = &instead[i];
       }
-      roots.push_back(v ? v->tensor : kNone);
     }
     const bool changed = std::ranges::any_of(instead, [](const Value& v) { return v.tensor != kNone; });
-    if (changed && ref_.find(call.code, roots)) return one(with);
+    if (changed && has(with)) return one(with);
   }
   return {};
 }

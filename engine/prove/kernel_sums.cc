@@ -252,14 +252,12 @@ std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
 std::optional<std::vector<Value>> Kernels::of_whole_summands(const KernelCall& call) {
   std::vector<std::optional<Value>> instead(call.in.size());
   KernelCall with = call;
-  TensorIds roots;
   for (size_t i = 0; i < call.in.size(); ++i) {
     if (call.in[i].value && !call.in[i].value->terms.whole()) instead[i] = whole_summands(ref_, *call.in[i].value);
     if (instead[i]) with.in[i].value = &*instead[i];
-    roots.push_back(with.in[i].value ? with.in[i].value->tensor : kNone);
   }
   const bool changed = std::ranges::any_of(instead, [](const auto& v) { return v.has_value(); });
-  if (!changed || !ref_.find(call.code, roots)) return {};
+  if (!changed || !has(with)) return {};
   return one(with);
 }
 

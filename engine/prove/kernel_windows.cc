@@ -80,7 +80,8 @@ void Kernels::Match::take_windows() {
 }
 
 // Of what is the same all along: the one place where the kernel's padding and other operands fit. Where several do, all
-// of them are right: the one nearest to what the device had when it last read through that window, or its opposite.
+// of them are right: the one nearest to what the device had when it last read through that window, or to what it made
+// of its opposite (not to what it read there, which has a halo).
 Interval Kernels::Match::window_of(size_t f) const {
   const WindowRead& w = list[f].window;
   const auto seen = [&](int64_t from, int64_t to) {
@@ -103,7 +104,8 @@ Interval Kernels::Match::window_of(size_t f) const {
     ++fits;
     const int64_t common = std::min(made.end, own.end) - std::max(made.begin, own.begin);
     const std::tuple score{held == before || held == opposite, nested(held, before) || nested(held, opposite),
-                           std::max<int64_t>(common, 0), -std::abs(held.begin - opposite.begin)};
+                           std::max<int64_t>(common, 0),
+                           -std::abs(made.begin * w.source - opposite.begin * w.result)};  // in parts of both extents
     if (!best.empty() && score < most) continue;
     if (score > most) best.clear();
     most = score;

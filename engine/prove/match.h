@@ -14,6 +14,9 @@ namespace whale::proof {
 // they been reshaped.
 bool makes_rows(const KernelCall& call, const Graph& graph, const Op& op);
 
+// The factor of which the operand's dimension 0 has a row for each group of positions; -1: none.
+int group_of(const std::vector<Factor>& list, size_t operand, bool input);
+
 struct Kernels::Match {
   Kernels& kernels;
   Reference& ref;

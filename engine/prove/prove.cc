@@ -5,6 +5,7 @@
 
 #include "base/progress.h"
 #include "base/watch.h"
+#include "prove/lacking.h"
 #include "prove/meetings.h"
 #include "prove/races.h"
 #include "prove/settings.h"
@@ -31,15 +32,21 @@ std::string told(const Walk& walk, const At& at) {
                      walk.segment(at).name, walk.schedule_row(at).micro_batch, i.verb(), i.name, at.device);
 }
 
-void fill(EntryProof& out, const Plan& plan, const Walk& walk, const Reference& reference, Stopped&& stopped) {
+void fill(EntryProof& out, const Plan& plan, const Entry& entry, const Walk& walk, Reference& reference,
+          Stopped&& stopped) {
   out.verdict = stopped.stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
   out.what = std::move(stopped.stop.what);
+  std::ranges::stable_partition(stopped.reads, [](const proof::Held& v) { return !v->terms.whole(); });
+  std::string missing;  // of the first sum that has not all terms
   for (const proof::Held& value : stopped.reads) {
     const bool made = value->device >= 0;
-    out.path.push_back(
-        fmt::format("it reads {}, {}", proof::describe(reference, *value),
-                    made ? "of " + told(walk, {value->device, value->row, value->instruction}) : "there before"));
+    const std::string without = proof::lacking(entry, reference, stopped.at.device, *value);
+    if (missing.empty()) missing = without;
+    out.path.push_back(fmt::format(
+        "it reads {}{}, {}", proof::describe(reference, *value), without.empty() ? "" : " (" + without + ")",
+        made ? "of " + told(walk, {value->device, value->row, value->instruction}) : "there before"));
   }
+  if (!missing.empty() && stopped.stop.covered) out.what += "; it is " + missing;
   if (stopped.at.device < 0) return;
   const Instruction& i = walk.instruction(stopped.at);
   out.device = stopped.at.device;
@@ -92,7 +99,7 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
   }
   out.walked = walk.walked();
   if (stopped) {
-    fill(out, plan, walk, reference, std::move(*stopped));
+    fill(out, plan, entry, walk, reference, std::move(*stopped));
   } else {
     out.verdict = ProofVerdict::kProven;
     std::set<std::string> exemptions = walk.exemptions();

@@ -16,6 +16,9 @@ uint64_t bits_of(DType dtype, double value) {
   return std::bit_cast<uint64_t>(value);
 }
 
+// As the type has it: an epsilon of 1e-60 is zero in f32.
+double in_type(DType dtype, double value) { return std::bit_cast<double>(bits_of(dtype, value)); }
+
 }  // namespace
 
 bool keeps_numbers(OpCode code) { return has_flag(code, kRearranges) || code == OpCode::k_slice; }
@@ -66,6 +69,12 @@ void Reference::index() {
       root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
       continue;
     }
+    const auto is_empty = [&](TensorId id) { return id == kNone || element_count(g_.tensor(id).dims) == 0; };
+    if (std::ranges::all_of(op.outputs, is_empty)) {  // all that has no elements is one
+      for (const TensorId id : op.outputs)
+        if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
+      continue;
+    }
     if (op.code == OpCode::k_cast)
       if (const TensorId same = before_cast(reads.roots[0], g_.tensor(op.outputs[0]).dtype); same != kNone) {
         root_[static_cast<size_t>(op.outputs[0])] = same;
@@ -76,14 +85,17 @@ void Reference::index() {
       const DType dtype = g_.tensor(op.outputs[0]).dtype;
       const auto [at, added] = constants_.try_emplace({dtype, bits_of(dtype, value)}, op.outputs[0]);
       root_[static_cast<size_t>(op.outputs[0])] = at->second;
-      if (added) values_.emplace(at->second, value);
+      if (added) values_.emplace(at->second, in_type(dtype, value));
       continue;
     }
+    bool are_numbers = true;
+    for (size_t k = 0; k < op.inputs.size(); ++k) are_numbers &= is_empty(op.inputs[k]) || constant(reads.roots[k]);
+    // In exact mode a zero of something else has its sign; one of no terms has none.
+    const bool any_zero = !exact_ || are_numbers;
     std::vector<char> zero;
-    for (const TensorId id : reads.roots) zero.push_back(is_zero(id));
-    const bool are_numbers =
-        std::ranges::all_of(reads.roots, [&](TensorId id) { return id == kNone || constant(id) != nullptr; });
-    if ((!exact_ || are_numbers) && std::ranges::count(zero, 1) > 0 && def(op.code).factors &&
+    for (size_t k = 0; k < op.inputs.size(); ++k)
+      zero.push_back(op.inputs[k] != kNone && (any_zero ? is_zero(reads.roots[k]) : is_empty(op.inputs[k])));
+    if (std::ranges::count(zero, 1) > 0 && def(op.code).factors && !makes_another(op, reads.roots) &&
         makes_zeros(op.code, factors_.of(g_, op), zero)) {
       for (const TensorId id : op.outputs)
         if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
@@ -250,7 +262,7 @@ TensorId Reference::constant(DType dtype, double value) {
   if (added) {
     g_.tensors.push_back({.name = std::to_string(value), .dtype = dtype, .dims = {}});
     root_.push_back(at->second);
-    values_.emplace(at->second, value);
+    values_.emplace(at->second, in_type(dtype, value));
   }
   return at->second;
 }
@@ -342,6 +354,20 @@ TensorId Reference::beside_zero(const Op& op, const TensorIds& roots) const {
   for (const size_t i : {size_t{0}, size_t{1}})
     if (is_zero(roots[i]) && g_.tensor(op.inputs[1 - i]).dims == g_.tensor(op.outputs[0]).dims) return roots[1 - i];
   return kNone;
+}
+
+bool Reference::makes_another(const Op& op, const TensorIds& roots) const {
+  const auto make = def(op.code).of_numbers;
+  if (make == nullptr || roots.size() != 2) return false;
+  const double *a = constant(roots[0]), *b = constant(roots[1]);
+  if (a == nullptr || b == nullptr) return false;
+  const auto is_none = [&](TensorId root) {  // written so; of others that are NaN here the number is not known
+    const DType dtype = g_.tensor(root).dtype;
+    const auto at = constants_.find({dtype, bits_of(dtype, std::nan(""))});
+    return at != constants_.end() && at->second == root;
+  };
+  if (is_none(roots[0]) || is_none(roots[1])) return true;
+  return !std::isnan(*a) && !std::isnan(*b) && make(*a, *b) != 0;
 }
 
 TensorId Reference::zero_like(TensorId id) {

@@ -96,6 +96,7 @@ class Reference {
   bool same_beside_numbers(const Op& a, const Op& b) const;
   bool same_product(const Op& a, const Op& b) const;
   TensorId zero_like(TensorId id);
+  bool makes_another(const Op& op, const TensorIds& roots) const;    // a number that is not zero, or none (0 / 0)
   TensorId beside_zero(const Op& op, const TensorIds& roots) const;  // what zeros are added to; kNone: none are
   void find_gradients();
   void find_batch();

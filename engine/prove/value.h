@@ -42,6 +42,7 @@ using Held = std::shared_ptr<const Value>;
 struct Stop {
   bool covered = true;
   std::string what;
+  std::vector<size_t> operands = {};  // of the instruction, that it is about; empty: all
 };
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {

@@ -158,6 +158,8 @@ Held Walk::read(Device& d, BufferId id) {
   const Buffer& b = buffer(d, id);
   if (b.kind == BufferKind::kStep) {
     const TensorId step = ref_.step(static_cast<StepScalar>(b.ref));
+    if (step == kNone && b.ref == static_cast<int32_t>(StepScalar::kLossScale))
+      no_rule("a loss scale outside of f16, as the float64 form of a plan in f16 has one; prove that plan");
     if (step == kNone) refuse("the one-device program does not ask for {}", b.name);
     Value v{.tensor = step, .dtype = b.dtype};
     reads_.push_back(std::make_shared<const Value>(std::move(v)));
@@ -273,43 +275,17 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   for (const BufferId id : i.out) call.out.push_back({buffer(d, id).dims, buffer(d, id).dtype});
   if (std::all_of(call.out.begin(), call.out.end(), [](const Result& r) { return element_count(r.local) == 0; }))
     return;
-  std::vector<Value> made = kernels_.run(call);
+  std::vector<Value> made;
+  try {
+    made = kernels_.run(call);
+  } catch (const Stop& stop) {
+    if (!stop.operands.empty()) reads_.clear();  // the others are right
+    for (const size_t n : stop.operands)
+      if (held[n]) reads_.push_back(held[n]);
+    throw;
+  }
   for (size_t o = 0; o < made.size() && o < i.out.size(); ++o)
     if (i.out[o] != kNone) write(d, i.out[o], std::move(made[o]));
-}
-
-// A kernel that writes where it reads does so as its op declares it: on the whole of that operand.
-void Walk::check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const {
-  OpView view{k.op, &k.attrs, {}, {}, {}};
-  const auto type = [&](BufferId id) {
-    return id == kNone ? TensorType{} : TensorType{buffer(d, id).dtype, buffer(d, id).dims};
-  };
-  for (const BufferId id : i.in) view.present.push_back(id != kNone), view.inputs.push_back(type(id));
-  for (const BufferId id : i.out) view.outputs.push_back(type(id));
-  const std::vector<Alias> aliases = aliases_of(view);
-  const int32_t version = now(d).version;
-  for (size_t o = 0; o < i.out.size(); ++o) {
-    if (i.out[o] == kNone || buffer(d, i.out[o]).kind == BufferKind::kStep) continue;
-    const Place to = place_of(d.program, i.out[o], version);
-    for (size_t n = 0; n < i.in.size(); ++n) {
-      if (i.in[n] == kNone || buffer(d, i.in[n]).kind == BufferKind::kStep) continue;
-      const Place from = place_of(d.program, i.in[n], version);
-      const auto alias = std::find_if(aliases.begin(), aliases.end(), [&](const Alias& a) {
-        return a.output == static_cast<int>(o) && a.input == static_cast<int>(n);
-      });
-      const bool here = to == from;
-      const char* result = buffer(d, i.out[o]).name.c_str();
-      if (alias != aliases.end() && alias->must && !here && to.bytes > 0)
-        refuse("it works in place, and {} lies elsewhere than {}", result, buffer(d, i.in[n]).name);
-      if (proof::meet(to, from) && !(here && alias != aliases.end()))
-        refuse("it writes {} where it reads {}", result, buffer(d, i.in[n]).name);
-    }
-    for (size_t p = 0; p < o; ++p) {
-      if (i.out[p] == kNone) continue;
-      if (proof::meet(to, place_of(d.program, i.out[p], version)))
-        refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
-    }
-  }
 }
 
 void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "base/progress.h"
@@ -72,6 +75,9 @@ class Walk {
   void check_in_place(const Device& d, const Instruction& i, const work::Kernel& k) const;
   void check_gathered(int32_t device, const work::Collective& c, size_t operand, size_t member);
   void check_apart(const Device& d, const Instruction& i, bool in_place, bool gathers) const;
+  // Results lie apart from each other, and from the first `operands` operands but where a result may lie on one.
+  void check_writes(const Device& d, const Instruction& i, size_t operands,
+                    const std::function<bool(size_t result, size_t operand)>& may_meet) const;
   bool gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand);
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
@@ -92,6 +98,10 @@ class Walk {
   Held initial(const Device& d, int32_t variable) const;  // null: the program has no such variable
   Interval samples(const Device& d, int32_t cut) const;
   const Buffer& buffer(const Device& d, BufferId id) const { return d.program.buffers[static_cast<size_t>(id)]; }
+  Place place(const Device& d, BufferId id) const { return place_of(d.program, id, now(d).version); }
+  bool is_there(const Device& d, BufferId id) const {
+    return id != kNone && buffer(d, id).kind != BufferKind::kStep && buffer(d, id).bytes > 0;
+  }
   const ScheduleRow& now(const Device& d) const { return d.program.schedule[static_cast<size_t>(d.at.row)]; }
 
   const Plan& plan_;

@@ -88,29 +88,6 @@ void Walk::check_left_out(const Meeting& meeting, const std::vector<Held>& resul
   }
 }
 
-// What all operands hold is read before, or while, results are written: they lie elsewhere, but for a sum that is made
-// in place, and what is gathered within the whole (check_gathered).
-void Walk::check_apart(const Device& d, const Instruction& i, bool in_place, bool gathers) const {
-  const auto place = [&](BufferId id) { return place_of(d.program, id, now(d).version); };
-  const auto is_there = [&](BufferId id) {
-    return id != kNone && buffer(d, id).kind != BufferKind::kStep && buffer(d, id).bytes > 0;
-  };
-  for (size_t o = 0; o < i.out.size(); ++o) {
-    if (!is_there(i.out[o])) continue;
-    const Place to = place(i.out[o]);
-    if (in_place && is_there(i.in.at(o)) && to != place(i.in[o]))
-      refuse("it works in place, and {} lies elsewhere than {}", buffer(d, i.out[o]).name, buffer(d, i.in[o]).name);
-    for (size_t n = 0; n < std::min(i.in.size(), i.out.size()); ++n) {  // a copy has its place as another operand
-      if (!is_there(i.in[n]) || !proof::meet(to, place(i.in[n]))) continue;
-      if (n == o && (gathers || (in_place && to == place(i.in[n])))) continue;
-      refuse("it writes {} where it reads {}", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
-    }
-    for (size_t p = 0; p < o; ++p)
-      if (is_there(i.out[p]) && proof::meet(to, place(i.out[p])))
-        refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[p]).name);
-  }
-}
-
 // What is gathered in its own place lies where the member's interval does.
 void Walk::check_gathered(int32_t device, const work::Collective& c, size_t operand, size_t member) {
   if (c.op != OpCode::k_all_gather) return;

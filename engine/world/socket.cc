@@ -140,7 +140,7 @@ bool is_ready(int fd, short events, double timeout_seconds) {
 bool write_all(int fd, const void* data, size_t bytes, double timeout_seconds) {
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t n = send(fd, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = ::send(fd, from, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
       from += n, bytes -= static_cast<size_t>(n);
       continue;

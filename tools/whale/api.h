@@ -14,7 +14,11 @@ namespace tool {
 // A failed status: message and where, ready to print.
 class Failure : public std::runtime_error {
  public:
-  explicit Failure(const std::string& text) : std::runtime_error(text) {}
+  explicit Failure(const std::string& text, int code = WHALE_UNKNOWN) : std::runtime_error(text), code_(code) {}
+  int code() const { return code_; }  // of the library's status
+
+ private:
+  int code_;
 };
 
 // Bytes of the UTF-8 character that begins there; 0: none does.
@@ -32,8 +36,9 @@ inline void check(whale_status* status) {
   if (!op.empty() && text.find(op) == std::string::npos) text += " (op " + op + ")";
   if (!scope.empty() && text.find(scope) == std::string::npos) text += " (scope " + scope + ")";
   if (whale_status_device(status) >= 0) text += " (device " + std::to_string(whale_status_device(status)) + ")";
+  const int code = whale_status_code(status);
   whale_status_release(status);
-  throw Failure(text);
+  throw Failure(text, code);
 }
 
 template <class T, void (*Release)(T*)>

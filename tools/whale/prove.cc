@@ -20,6 +20,15 @@ Proof::Proof(const whale_plan* plan, double timeout) {
   exit_code_ = verdict == "proven" ? 0 : verdict == "refuted" ? kRefuted : kNotCovered;
 }
 
+Proof Proof::refuted(const std::string& what) {
+  Proof out;
+  const std::string text = "refuted: " + what + "\n";
+  const nlohmann::ordered_json entry{{"entry", "all"}, {"verdict", "refuted"}, {"what", what}, {"walked", 0}};
+  const nlohmann::ordered_json told{{"verdict", "refuted"}, {"text", text}, {"entries", {entry}}};
+  out.json_ = told.dump(), out.text_ = text + "refuted", out.exit_code_ = 1;
+  return out;
+}
+
 void add_prove(CLI::App& app, int& exit_code) {
   struct State {
     std::string path;
@@ -43,8 +52,15 @@ void add_prove(CLI::App& app, int& exit_code) {
       throw Failure(
           "--trials runs candidates, and `whale prove` opens no device; plan with it, and prove the plan file");
     const Engine engine = make_engine(state->arguments.init_dir);
-    const Plan plan = open_plan(engine.get(), state->path, state->arguments);
-    const Proof proof(plan.get(), state->arguments.timeout);
+    const Proof proof = [&] {
+      try {
+        const Plan plan = open_plan(engine.get(), state->path, state->arguments);
+        return Proof(plan.get(), state->arguments.timeout);
+      } catch (const Failure& e) {
+        if (e.code() != WHALE_DATA_LOSS) throw;
+        return Proof::refuted(e.what());
+      }
+    }();
     std::printf("%s\n", (state->json ? proof.json() : proof.text()).c_str());
     exit_code = proof.exit_code();
   });

@@ -11,13 +11,16 @@ class Proof {
  public:
   // timeout: seconds, 0: any. On a terminal it shows how far it is.
   Proof(const whale_plan* plan, double timeout);
+  // Of a plan that contradicts itself, as it is told when it is read.
+  static Proof refuted(const std::string& what);
   const std::string& json() const { return json_; }
   const std::string& text() const { return text_; }  // lines for a person, the last is the verdict
   int exit_code() const { return exit_code_; }       // 0 proven, 1 refuted, 3 not covered
 
  private:
+  Proof() = default;
   std::string json_, text_;
-  int exit_code_;
+  int exit_code_ = 0;
 };
 
 }  // namespace tool

@@ -1,0 +1,106 @@
+#include "prove/lacking.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+namespace whale::proof {
+namespace {
+
+Set others(const Set& set, int64_t extent) {
+  Set out;
+  int64_t at = 0;
+  for (const Interval& run : set.runs()) {
+    if (run.begin > at) out.append({at, run.begin});
+    at = run.end;
+  }
+  if (at < extent) out.append({at, extent});
+  return out;
+}
+
+// Samples of the batch that no box of a summand has; empty: nothing that boxes say is of samples.
+Set missing_samples(const Entry& entry, Reference& reference, const Summand& summand) {
+  if (summand.boxes.empty()) return {};
+  for (const FactorSet& first : summand.boxes[0]) {
+    const FactorKey key = first.key;
+    if (first.extent % entry.batch != 0 || !reference.is_of_batch(key.op, key.factor)) continue;
+    Set there;
+    bool told = true;
+    for (const TermBox& box : summand.boxes) {
+      const auto mine = std::ranges::find(box, key, &FactorSet::key);
+      told &= mine != box.end() && !mine->any;
+      if (told) there = there.united(mine->set);
+    }
+    if (!told) continue;
+    const int64_t each = first.extent / entry.batch;
+    Set out;
+    const Set missing = others(there, first.extent);
+    for (const Interval& run : missing.runs()) {
+      const Interval samples{run.begin / each, (run.end + each - 1) / each};
+      out = out.united(Set(samples));
+    }
+    return out;
+  }
+  return {};
+}
+
+// "0, 2 and 5 to 9"
+std::string listed(const std::set<int64_t>& numbers) {
+  std::vector<std::string> parts;
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const int64_t first = *at;
+    int64_t last = first;
+    for (++at; at != numbers.end() && *at == last + 1; ++at) last = *at;
+    parts.push_back(first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last));
+  }
+  constexpr size_t kShown = 4;
+  const size_t left = parts.size() > kShown + 1 ? parts.size() - kShown : 0;
+  if (left > 0) parts.resize(kShown);
+  return fmt::format("{}{}", fmt::join(parts, ", "), left > 0 ? fmt::format(" and {} more", left) : "");
+}
+
+}  // namespace
+
+std::string lacking(const Entry& entry, Reference& reference, int32_t device, const Value& value) {
+  Set missing;
+  for (const Summand& s : value.terms.summands()) missing = missing.united(missing_samples(entry, reference, s));
+  if (missing.empty() || entry.batch <= 0) return "";
+  const auto of = std::ranges::find(entry.rows, device, &DeviceRow::device);
+  // Whose samples are those and few others, and who is near in the mesh.
+  struct Owner {
+    int64_t others = 0, axes = 0;
+    const DeviceRow* row = nullptr;
+    const SampleCut* cut = nullptr;
+  };
+  std::optional<Owner> owner;
+  for (const DeviceRow& row : entry.rows) {
+    if (of == entry.rows.end() || row.mesh != of->mesh) continue;
+    for (const SampleCut& cut : row.samples) {
+      Owner each{.others = 0, .axes = 0, .row = &row, .cut = &cut};
+      bool meets = false;
+      const auto look = [&](const Interval& samples) {
+        meets |= Set(samples).meets(missing);
+        each.others += Set(samples).united(missing).size() - missing.size();
+      };
+      if (cut.micro_batches.empty()) look(cut.whole);
+      for (const Interval& u : cut.micro_batches) look(u);
+      if (!meets) continue;
+      for (size_t a = 0; a < row.coordinates.size() && a < of->coordinates.size(); ++a)
+        each.axes += row.coordinates[a] != of->coordinates[a];
+      if (!owner || std::pair(each.others, each.axes) < std::pair(owner->others, owner->axes)) owner = each;
+    }
+  }
+  std::set<int64_t> samples, micro_batches;
+  for (const Interval& run : missing.runs())
+    for (int64_t s = run.begin; s < run.end; ++s) samples.insert(s);
+  std::string out = fmt::format("without sample{} {}", samples.size() == 1 ? "" : "s", listed(samples));
+  if (!owner) return out;
+  for (size_t u = 0; u < owner->cut->micro_batches.size(); ++u)
+    if (Set(owner->cut->micro_batches[u]).meets(missing)) micro_batches.insert(static_cast<int64_t>(u));
+  out += fmt::format(", which device {} has", owner->row->device);
+  if (!micro_batches.empty())
+    out += fmt::format(" in micro-batch{} {}", micro_batches.size() == 1 ? "" : "es", listed(micro_batches));
+  return out;
+}
+
+}  // namespace whale::proof

@@ -1,0 +1,200 @@
+// Plans that are right, which a proof once refused for a number in them: infinities, constants that are zero in their
+// type or none at all, tensors without elements.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "plan/in_float64.h"
+#include "plan_damage.h"
+#include "proof_case.h"
+#include "unit/caught.h"
+#include "unit/small_models.h"
+
+using namespace whale;
+using namespace whale::test;
+
+namespace {
+
+using enum OpCode;
+
+const std::string kF32 = "f32";
+
+TensorId number(small::Model& m, Dims dims, double value) {
+  return m.op(k_fill, {}, {{"shape", std::move(dims)}, {"value", value}, {"dtype", kF32}});
+}
+
+// The mean of the square of x w, and of what `more` makes of x w.
+Graph model(const std::function<TensorId(small::Model&, TensorId)>& more) {
+  small::Model m;
+  m.g.name = "numbers";
+  const TensorId h = m.op(k_matmul, {m.input("x", {4, 4}), m.variable("w", {4, 4})}, {}, "mm");
+  const TensorId loss = m.op(k_reduce_mean, {m.op(k_square, {h})});
+  m.minimize(m.op(k_add, {loss, more(m, h)}, {}, "loss"), OptimizerKind::kSgd);
+  return m.g;
+}
+
+struct How {
+  const char* devices;
+  const char* strategy;
+  bool exact = false;
+  int64_t accumulation = 1;
+};
+constexpr How kHow[] = {{"null:1", "local"},
+                        {"null:2", "replica"},
+                        {"null:3", "split(3)"},
+                        {"null:2", "pipeline(2, micro_batches=2)"},
+                        {"null:4", "replica(2) > split(2)", false, 2},
+                        {"null:1", "local", true},
+                        {"null:2", "replica", true, 2}};
+
+void check_proven(const char* what, const Graph& graph) {
+  for (const How& how : kHow) {
+    const Plan plan = plan_of(graph, how.devices, how.strategy, [&](CompileOptions& o) {
+      o.exact = how.exact;
+      if (how.accumulation > 1) o.accumulation = how.accumulation;
+    });
+    const Proof proof = prove(plan);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven,
+                  what << ", " << how.strategy << (how.exact ? ", exact: " : ": ") << text(proof));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("proof: the program's own infinities") {
+  for (const double infinity : {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()}) {
+    const auto masked = [&](small::Model& m, TensorId h) {
+      const TensorId later = m.op(k_greater, {h, number(m, {4, 4}, 0)});
+      return m.op(k_where, {later, number(m, {4, 4}, infinity), h});
+    };
+    check_proven("a mask by choice", model([&](small::Model& m, TensorId h) {
+                   return m.op(k_reduce_mean, {m.op(k_square, {m.op(k_softmax, {masked(m, h)})})});
+                 }));
+    check_proven("a mask that is added", model([&](small::Model& m, TensorId h) {
+                   const TensorId later = m.op(k_greater, {h, number(m, {4, 4}, 0)});
+                   const TensorId mask = m.op(k_where, {later, number(m, {4, 4}, infinity), number(m, {4, 4}, 0)});
+                   return m.op(k_reduce_mean, {m.op(k_square, {m.op(k_softmax, {m.op(k_add, {h, mask})})})});
+                 }));
+    check_proven("the larger of both", model([&](small::Model& m, TensorId h) {
+                   return m.op(k_reduce_mean, {m.op(k_maximum, {h, number(m, {4, 4}, infinity)})});
+                 }));
+  }
+}
+
+TEST_CASE("proof: tensors without elements") {
+  const auto columns = [](small::Model& m, TensorId h, int64_t begin, int64_t end) {
+    return m.op(k_slice, {h}, {{"starts", Ints{0, begin}}, {"limits", Ints{4, end}}, {"strides", Ints{1, 1}}});
+  };
+  check_proven("the sum of no columns", model([&](small::Model& m, TensorId h) {
+                 return m.op(k_reduce_sum, {m.op(k_square, {columns(m, h, 1, 1)})});
+               }));
+  check_proven(
+      "put together with some", model([&](small::Model& m, TensorId h) {
+        const TensorId all = m.op(k_concat, {h, columns(m, h, 3, 3), columns(m, h, 0, 1)}, {{"axis", int64_t{1}}});
+        return m.op(k_reduce_mean, {m.op(k_square, {all})});
+      }));
+  check_proven("a product over none", model([&](small::Model& m, TensorId h) {
+                 const TensorId zero = m.op(k_matmul, {columns(m, h, 0, 0), m.variable("v", {0, 4})});
+                 return m.op(k_reduce_mean, {m.op(k_square, {m.op(k_add, {h, zero})})});
+               }));
+  check_proven("a parameter without elements", model([&](small::Model& m, TensorId h) {
+                 return m.op(k_reduce_sum, {m.op(k_square, {m.op(k_matmul, {h, m.variable("u", {4, 0})})})});
+               }));
+  check_proven(
+      "a norm of none", model([&](small::Model& m, TensorId h) {
+        const TensorId pairs = m.op(k_reshape, {h}, {{"shape", Ints{4, 2, 2}}});
+        const TensorId none =
+            m.op(k_slice, {pairs}, {{"starts", Ints{0, 1, 0}}, {"limits", Ints{4, 1, 2}}, {"strides", Ints{1, 1, 1}}});
+        return m.op(k_reduce_sum, {m.op(k_layer_norm, {none, m.variable("gain", {2}), m.variable("bias", {2})})});
+      }));
+}
+
+TEST_CASE("proof: constants that are zero in their type, or none") {
+  for (const double tiny : {1e-46, 1e-60, -1e-60})
+    check_proven("zero in f32", model([&](small::Model& m, TensorId h) {
+                   return m.op(k_reduce_mean, {m.op(k_add, {m.op(k_square, {h}), number(m, {4, 4}, tiny)})});
+                 }));
+  check_proven("a product that is zero in f32", model([&](small::Model& m, TensorId h) {
+                 const TensorId tiny = m.op(k_mul, {number(m, {4, 4}, 1e-30), number(m, {4, 4}, 1e-30)});
+                 return m.op(k_reduce_mean, {m.op(k_add, {m.op(k_square, {h}), tiny})});
+               }));
+  const double none = std::numeric_limits<double>::quiet_NaN();
+  for (const double by : {0.0, none})
+    check_proven("none", model([&](small::Model& m, TensorId h) {
+                   const TensorId made = m.op(k_div, {number(m, {4, 4}, 0), number(m, {4, 4}, by)});
+                   return m.op(k_reduce_mean, {m.op(k_mul, {h, made})});
+                 }));
+}
+
+TEST_CASE("proof: of the float64 form of a plan in f16 nothing is said, and of which plan it is") {
+  const Plan plan =
+      plan_of(small::mlp(8).g, "null:1", "local", [](CompileOptions& o) { o.precision = Precision::kFloat16; });
+  CHECK(prove(plan).verdict == ProofVerdict::kProven);
+  const Proof wide = prove(in_float64(plan));
+  CHECK(wide.verdict == ProofVerdict::kNotCovered);
+  CHECK_MESSAGE(has(text(wide), "prove that plan"), text(wide));
+}
+
+TEST_CASE("proof: sparse updates have one order, whatever part of its table a device has") {
+  small::Model m;
+  m.g.name = "table";
+  const TensorId ids = m.input("ids", {4, 3}, DType::kI32);
+  const TensorId h = m.op(k_embedding, {m.variable("table", {8, 4}), ids});
+  m.minimize(m.op(k_reduce_mean, {m.op(k_square, {h})}, {}, "loss"), OptimizerKind::kSgd);
+  m.g.training.optimizer.sparse_updates = true;
+  const auto order = [&](const char* devices, int zero) {
+    const Plan plan =
+        plan_of(m.g, devices, "replica", [&](CompileOptions& o) { o.exact = true, o.accumulation = 2, o.zero = zero; });
+    const EntryProof proof = prove(plan, plan.entries[0]);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, proof.what);
+    return proof.order;
+  };
+  const std::string one = order("null:1", 0);
+  CHECK(!one.empty());
+  for (const int zero : {0, 1, 2, 3}) CHECK_MESSAGE(order("null:2", zero) == one, zero);
+}
+
+TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
+  // The sum of a weight's gradient leaves out the device's own in one micro-batch of two.
+  Plan plan = plan_of(small::mlp(8).g, "null:4", "replica(2) > split(2)",
+                      [](CompileOptions& o) { o.accumulation = 2, o.fusion = false; });
+  const Proof whole = prove(plan);
+  CHECK_MESSAGE(whole.verdict == ProofVerdict::kProven, text(whole));
+  Entry& entry = plan.entries[0];
+  for (DeviceRow& row : entry.rows) {  // of the second replica's first device: a program of its own
+    if (row.device != 2) continue;
+    entry.programs.push_back(entry.programs[static_cast<size_t>(row.program)]);
+    row.program = static_cast<int32_t>(entry.programs.size()) - 1;
+  }
+  for (Segment& s : entry.programs.back().segments)
+    for (Instruction& i : s.instructions)
+      if (is_op(i, "accumulate") && has(i.name, "weight_grad")) {
+        i.as<work::Kernel>()->op = OpCode::k_cast;
+        i.as<work::Kernel>()->attrs = {{"dtype", kF32}};
+        i.in = {i.in[1]};
+      }
+  const EntryProof proof = prove(plan, entry);
+  CHECK(proof.verdict == ProofVerdict::kRefuted);
+  CHECK_MESSAGE(has(proof.what, "it is without samples 2 to 3, which device 2 has in micro-batch 0"), proof.what);
+}
+
+TEST_CASE("proof: of an update of many parameters the path has the operands of the one that is wrong") {
+  small::Model m;
+  m.g.name = "many";
+  TensorId h = m.input("x", {4, 4});
+  for (int n = 0; n < 6; ++n) h = m.op(k_relu, {m.op(k_matmul, {h, m.variable(fmt::format("w{}", n), {4, 4})})});
+  m.minimize(m.op(k_reduce_mean, {h}, {}, "loss"), OptimizerKind::kAdam);
+  Plan plan = plan_of(m.g, "null:1", "local");
+  for (Segment& s : plan.entries[0].programs[0].segments)
+    for (Instruction& i : s.instructions)
+      if (is_op(i, "adam")) {
+        REQUIRE(i.in.size() > 20);                      // one instruction for all
+        i.in[i.in.size() - 3] = i.in[i.in.size() - 7];  // the gradient of another
+      }
+  const EntryProof proof = prove(plan, plan.entries[0]);
+  CHECK(proof.verdict == ProofVerdict::kRefuted);
+  CHECK_MESSAGE(has(proof.what, "(the gradient of w0)"), proof.what);
+  CHECK_MESSAGE(proof.path.size() == 4, proof.path.size());
+}
