@@ -622,8 +622,8 @@ WHALE_API whale_status *whale_plan_estimate(whale_engine *engine, const whale_gr
                                             const whale_plan_options *options /* may be NULL */, whale_text *out);
 WHALE_API whale_status *whale_plan_estimate_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                                  const whale_plan_options *options /* may be NULL */, whale_text *out);
-/* A plan is verified when it is read. INVALID_ARGUMENT: it is no plan file; DATA_LOSS: it is one that contradicts itself (a wait is missing,
- * two values share bytes, devices do not agree on a collective, ...): it is not equal to its program, and would not run. */
+/* A plan is verified when it is read. INVALID_ARGUMENT or DATA_LOSS: it is no plan file, or a damaged one. FAILED_PRECONDITION: it is a plan that
+ * contradicts itself (a wait is missing, two values share bytes, devices do not agree on a collective, ...) and would not run. */
 WHALE_API whale_status *whale_plan_parse(whale_engine *engine, const void *data, size_t size, whale_plan **out);
 WHALE_API whale_status *whale_plan_load(whale_engine *engine, whale_str path, whale_plan **out);
 WHALE_API whale_status *whale_plan_serialize(const whale_plan *plan, whale_bytes *out);

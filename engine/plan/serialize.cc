@@ -830,7 +830,7 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
     verify(out);
   } catch (const Error& e) {
     if (e.code() != Code::kDataLoss) throw;
-    throw Error(Code::kDataLoss, f.bad(e.message()).message());
+    throw error(Code::kFailedPrecondition, "the plan contradicts itself: {}", e.message());
   }
   return out;
 }

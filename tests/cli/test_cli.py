@@ -146,6 +146,27 @@ def test_prove(files, tmp_path):
     assert "Adasum, which is no sum" in whale("prove", files / "mlp.whale", "--devices", "null:2", "--adasum")
 
 
+def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
+    """As the reader says, which a file that is no plan is not (exit code 2)."""
+    graph = wh.Graph("wide")
+    with graph:
+        graph.minimize(wh.nn.linear(wh.input("x", (2, 3)), 1013).mean(), wh.SGD(0.1))
+    data = wh.plan(graph, "null:2", "replica").serialize()
+    data = data[:8] + bytes(4) + data[12:]  # without the mark of a checksum, as from another producer
+    path, told = tmp_path / "wide.plan", []
+    for at in [m.start() for m in re.finditer(re.escape((1013).to_bytes(8, "little")), data)]:
+        path.write_bytes(data[:at] + (1014).to_bytes(8, "little") + data[at + 8:])
+        done = subprocess.run([WHALE, "prove", "--json", path], capture_output=True, text=True)
+        assert done.returncode in (0, 1, 2, 3), done
+        if done.returncode == 1:
+            proof = json.loads(done.stdout)
+            assert proof["verdict"] == proof["entries"][0]["verdict"] == "refuted"
+            told.append(proof["text"])
+    assert any("contradicts itself" in each and "(device 0 and 1 more)" in each for each in told), told
+    path.write_bytes(data[:100])
+    assert "wide.plan" in whale("prove", path, code=2)
+
+
 def test_a_recurrence_is_proven(tmp_path):
     """Each step of it adds terms by twice as many ways as the one before: more than anybody counts, of few kinds."""
     model = tmp_path / "gnmt.whale"

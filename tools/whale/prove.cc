@@ -57,7 +57,7 @@ void add_prove(CLI::App& app, int& exit_code) {
         const Plan plan = open_plan(engine.get(), state->path, state->arguments);
         return Proof(plan.get(), state->arguments.timeout);
       } catch (const Failure& e) {
-        if (e.code() != WHALE_DATA_LOSS) throw;
+        if (e.code() != WHALE_FAILED_PRECONDITION) throw;
         return Proof::refuted(e.what());
       }
     }();
