@@ -137,6 +137,8 @@ class Kernels {
   // By device, spatial dimension, extents of what is read and of what is made: what was last read and made through a
   // window.
   std::map<std::tuple<int32_t, size_t, int64_t, int64_t>, Windows> windows_;
+  // By device, extent and size: the part of such a dimension that it last made.
+  std::map<std::tuple<int32_t, int64_t, int64_t>, Interval> parts_;
 };
 
 // Does it add what devices have sent of a sum, each the terms that it has?

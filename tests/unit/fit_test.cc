@@ -319,7 +319,7 @@ TEST_CASE("a fault of memory is found in each of many programs") {
     for (Buffer& b : broken.entries[0].programs[p].buffers)
       if (b.offset > 0) b.offset = 0;
     CAPTURE(p);
-    CHECK(has(message_of([&] { verify(broken); }), fmt::format("program {}: ", p)));
+    CHECK(has(message_of([&] { verify(broken); }), fmt::format("program {} (device ", p)));
   }
 }
 

@@ -122,7 +122,8 @@ TEST_CASE("what rows fill in is checked like the program's own") {
     Plan plan = good;
     change(plan.entries[0].programs[0], plan.entries[0].rows[3]);
     const std::vector<uint8_t> bytes = serialize(plan);
-    return message_of([&] { deserialize(bytes.data(), bytes.size()); }, {Code::kInvalidArgument});
+    return message_of([&] { deserialize(bytes.data(), bytes.size()); },
+                      {Code::kInvalidArgument, Code::kFailedPrecondition});
   };
   const std::vector<Hole>& holes = good.entries[0].programs[0].holes;
   const auto number = [&](HoleKind kind, const std::string& attribute = "") {

@@ -23,7 +23,8 @@ std::string error_after(Change change) {
   Plan plan = sample_plan();
   change(plan);
   const std::vector<uint8_t> bytes = serialize(plan);
-  return message_of([&] { deserialize(bytes.data(), bytes.size()); }, {Code::kInvalidArgument, Code::kInternal});
+  return message_of([&] { deserialize(bytes.data(), bytes.size()); },
+                    {Code::kInvalidArgument, Code::kFailedPrecondition, Code::kInternal});
 }
 
 Instruction& first(Program& p, InstructionKind kind) {
@@ -338,6 +339,15 @@ TEST_CASE("structs of a plan that are not aligned are refused") {
   CHECK(said(1, 0) == "");
   CHECK(has(said(1, 4), "its data is not aligned"));
   CHECK(said(0, 4) == "");  // as writers leave one that is empty
+}
+
+TEST_CASE("a plan that contradicts itself is told from a file that is none") {
+  Plan plan = compile(small::mlp(8).g, parse_devices("null:2"), {.strategy = "replica", .fetch = {}});
+  for (Buffer& b : plan.entries[0].programs[0].buffers)
+    if (b.offset > 0) b.offset = 0;
+  const std::vector<uint8_t> bytes = serialize(plan);
+  CHECK(has(message_of([&] { deserialize(bytes.data(), bytes.size()); }, {Code::kFailedPrecondition}),
+            "the plan contradicts itself: plan 'mlp', entry 'train', program 0 (device 0 and 1 more): "));
 }
 
 }  // namespace whale

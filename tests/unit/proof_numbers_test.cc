@@ -128,6 +128,21 @@ TEST_CASE("proof: constants that are zero in their type, or none") {
                  }));
 }
 
+TEST_CASE("proof: a gradient that is one number goes back through a window to the part that the device has") {
+  small::Model m;
+  m.g.name = "pooled";
+  const TensorId h = m.op(k_relu, {m.op(k_mul, {m.input("x", {8, 12, 12, 3}), m.variable("w", {12, 12, 3})})});
+  const TensorId pooled =
+      m.op(k_avg_pool, {h}, {{"window", Ints{2, 2}}, {"strides", Ints{1, 1}}, {"padding", Ints{0, 0, 0, 0}}});
+  m.minimize(m.op(k_reduce_mean, {pooled}, {}, "loss"), OptimizerKind::kSgd);
+  for (const char* strategy : {"split(2, factor=d2)", "split(3, factor=d2)", "split(4, factor=d2)"}) {
+    Graph g = m.g;
+    const Plan plan = plan_of(g, fmt::format("null:{}", strategy[6]), strategy);
+    const Proof proof = prove(plan);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, strategy << ": " << text(proof));
+  }
+}
+
 TEST_CASE("proof: of the float64 form of a plan in f16 nothing is said, and of which plan it is") {
   const Plan plan =
       plan_of(small::mlp(8).g, "null:1", "local", [](CompileOptions& o) { o.precision = Precision::kFloat16; });
