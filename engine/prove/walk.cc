@@ -11,6 +11,15 @@
 namespace whale::proof {
 namespace {
 
+// Does the plan take a loss scale back, as those in f16 do?
+bool unscales(const Entry& entry) {
+  return std::ranges::any_of(entry.programs, [](const Program& p) {
+    return std::ranges::any_of(p.segments, [](const Segment& s) {
+      return std::ranges::any_of(s.instructions, [](const Instruction& i) { return i.verb() == "unscale"; });
+    });
+  });
+}
+
 Region region_of(const Dims& dims, const Part& part) {
   std::vector<Digit> digits;
   for (size_t d = 0; d < dims.size(); ++d) {
@@ -158,7 +167,7 @@ Held Walk::read(Device& d, BufferId id) {
   const Buffer& b = buffer(d, id);
   if (b.kind == BufferKind::kStep) {
     const TensorId step = ref_.step(static_cast<StepScalar>(b.ref));
-    if (step == kNone && b.ref == static_cast<int32_t>(StepScalar::kLossScale))
+    if (step == kNone && b.ref == static_cast<int32_t>(StepScalar::kLossScale) && unscales(entry_))
       no_rule("a loss scale outside of f16, as the float64 form of a plan in f16 has one; prove that plan");
     if (step == kNone) refuse("the one-device program does not ask for {}", b.name);
     Value v{.tensor = step, .dtype = b.dtype};

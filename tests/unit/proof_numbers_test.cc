@@ -150,6 +150,10 @@ TEST_CASE("proof: of the float64 form of a plan in f16 nothing is said, and of w
   const Proof wide = prove(in_float64(plan));
   CHECK(wide.verdict == ProofVerdict::kNotCovered);
   CHECK_MESSAGE(has(text(wide), "prove that plan"), text(wide));
+  Plan other = plan_of(small::mlp(8).g, "null:1", "local");
+  for (Buffer& b : other.entries[0].programs[0].buffers)
+    if (b.kind == BufferKind::kStep) b.ref = static_cast<int32_t>(StepScalar::kLossScale);
+  CHECK(prove(other).verdict == ProofVerdict::kRefuted);
 }
 
 TEST_CASE("proof: sparse updates have one order, whatever part of its table a device has") {
