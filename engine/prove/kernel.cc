@@ -301,6 +301,12 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     if (auto made = with_asked_zeros(call)) return *made;
     if (auto made = of_own_zeros(call)) return *made;
     if (auto made = with_zeros(call)) return *made;
+    // A slice that the program has too, of a sum of which this device has one summand alone, is no piece of that
+    // summand.
+    const auto is_named = [&](OpId id) { return ref_.graph().op(id).name == call.name; };
+    if (call.code == OpCode::k_slice && !call.in[0].value->terms.whole() &&
+        std::ranges::any_of(ref_.ops_of(call.code), is_named))
+      if (auto made = of_summand(call)) return *made;
     if (auto made = part_of_one(call)) return {*made};
     if (auto made = more_terms(call)) return {*made};
     if (auto made = of_whole_summands(call)) return *made;
