@@ -44,7 +44,7 @@ Set missing_samples(const Entry& entry, Reference& reference, const Summand& sum
   return {};
 }
 
-// "0, 2 and 5 to 9"
+// "0, 2, 5 to 9 and 3 more": of more than five runs the first four.
 std::string listed(const std::set<int64_t>& numbers) {
   std::vector<std::string> parts;
   for (auto at = numbers.begin(); at != numbers.end();) {
@@ -62,9 +62,10 @@ std::string listed(const std::set<int64_t>& numbers) {
 }  // namespace
 
 std::string lacking(const Entry& entry, Reference& reference, int32_t device, const Value& value) {
+  if (entry.batch <= 0) return "";  // the model has no batch
   Set missing;
   for (const Summand& s : value.terms.summands()) missing = missing.united(missing_samples(entry, reference, s));
-  if (missing.empty() || entry.batch <= 0) return "";
+  if (missing.empty()) return "";
   const auto of = std::ranges::find(entry.rows, device, &DeviceRow::device);
   // Whose samples are those and few others, and who is near in the mesh.
   struct Owner {

@@ -199,6 +199,22 @@ TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
   CHECK_MESSAGE(has(proof.what, "it is without samples 2 to 3, which device 2 has in micro-batch 0"), proof.what);
 }
 
+TEST_CASE("proof: a sum of a model without a batch lacks no samples") {
+  small::Model m;
+  m.g.name = "no batch";
+  const TensorId h = m.op(k_matmul, {m.input("x", {4, 6}, DType::kF32, -1), m.variable("w", {6, 4})}, {}, "mm");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_square, {h})}, {}, "loss"), OptimizerKind::kSgd);
+  Plan plan = plan_of(m.g, "null:2", "split(2)", [](CompileOptions& o) { o.fusion = false; });
+  CHECK(plan.entries[0].batch <= 0);
+  Entry& entry = plan.entries[0];
+  for (Program& p : entry.programs)
+    for (Segment& s : p.segments)
+      std::erase_if(s.instructions, [](const Instruction& i) { return i.kind() == InstructionKind::kCollective; });
+  const EntryProof proof = prove(plan, entry);
+  CHECK(proof.verdict != ProofVerdict::kProven);
+  CHECK(!has(proof.what, "without sample"));
+}
+
 TEST_CASE("proof: of an update of many parameters the path has the operands of the one that is wrong") {
   small::Model m;
   m.g.name = "many";

@@ -225,7 +225,8 @@ TEST_CASE("proof: the message names the gradient, the op and who made what it re
   CHECK(train.device >= 0);
   CHECK(train.verb == "sgd");
   CHECK(has(train.what, "weight_decay is 0.5"));
-  CHECK(has(text(proof), "(the gradient of "));
+  CHECK(has(text(proof), "(the gradient of w2), of instruction"));
+  CHECK(!has(text(proof), "the gradient of w1"));  // which the same instruction updates too
   CHECK(has(to_json(proof), "\"verdict\":\"refuted\""));
 }
 

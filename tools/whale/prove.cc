@@ -23,9 +23,16 @@ Proof::Proof(const whale_plan* plan, double timeout) {
 Proof Proof::refuted(const std::string& what) {
   Proof out;
   const std::string text = "refuted: " + what + "\n";
-  const nlohmann::ordered_json entry{{"entry", "all"}, {"verdict", "refuted"}, {"what", what}, {"walked", 0}};
+  const nlohmann::ordered_json entry{{"entry", "all"},
+                                     {"verdict", "refuted"},
+                                     {"what", what},
+                                     {"walked", 0},
+                                     {"batch", 0},
+                                     {"construct", ""},
+                                     {"path", nlohmann::ordered_json::array()}};
   const nlohmann::ordered_json told{{"verdict", "refuted"}, {"text", text}, {"entries", {entry}}};
-  out.json_ = told.dump(), out.text_ = text + "refuted", out.exit_code_ = 1;
+  out.json_ = told.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), out.text_ = text + "refuted",
+  out.exit_code_ = 1;
   return out;
 }
 
@@ -57,7 +64,7 @@ void add_prove(CLI::App& app, int& exit_code) {
         const Plan plan = open_plan(engine.get(), state->path, state->arguments);
         return Proof(plan.get(), state->arguments.timeout);
       } catch (const Failure& e) {
-        if (e.code() != WHALE_FAILED_PRECONDITION) throw;
+        if (e.code() != WHALE_FAILED_PRECONDITION || kind_of(state->path) != FileKind::kPlan) throw;
         return Proof::refuted(e.what());
       }
     }();
