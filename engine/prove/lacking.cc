@@ -1,6 +1,7 @@
 #include "prove/lacking.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -59,13 +60,21 @@ std::string listed(const std::set<int64_t>& numbers) {
   return fmt::format("{}{}", fmt::join(parts, ", "), left > 0 ? fmt::format(" and {} more", left) : "");
 }
 
+int64_t axes_between(const DeviceRow& a, const DeviceRow& b) {
+  if (a.mesh != b.mesh) return std::numeric_limits<int64_t>::max();
+  int64_t out = 0;
+  for (size_t i = 0; i < a.coordinates.size() && i < b.coordinates.size(); ++i)
+    out += a.coordinates[i] != b.coordinates[i];
+  return out;
+}
+
 }  // namespace
 
-std::string lacking(const Entry& entry, Reference& reference, int32_t device, const Value& value) {
-  if (entry.batch <= 0) return "";  // the model has no batch
+Lacking lacking(const Entry& entry, Reference& reference, int32_t device, const Value& value) {
+  if (entry.batch <= 0) return {};  // the model has no batch
   Set missing;
   for (const Summand& s : value.terms.summands()) missing = missing.united(missing_samples(entry, reference, s));
-  if (missing.empty()) return "";
+  if (missing.empty()) return {};
   const auto of = std::ranges::find(entry.rows, device, &DeviceRow::device);
   // Whose samples are those and few others, and who is near in the mesh.
   struct Owner {
@@ -86,21 +95,39 @@ std::string lacking(const Entry& entry, Reference& reference, int32_t device, co
       if (cut.micro_batches.empty()) look(cut.whole);
       for (const Interval& u : cut.micro_batches) look(u);
       if (!meets) continue;
-      for (size_t a = 0; a < row.coordinates.size() && a < of->coordinates.size(); ++a)
-        each.axes += row.coordinates[a] != of->coordinates[a];
+      each.axes = axes_between(row, *of);
       if (!owner || std::pair(each.others, each.axes) < std::pair(owner->others, owner->axes)) owner = each;
     }
   }
   std::set<int64_t> samples, micro_batches;
   for (const Interval& run : missing.runs())
     for (int64_t s = run.begin; s < run.end; ++s) samples.insert(s);
-  std::string out = fmt::format("without sample{} {}", samples.size() == 1 ? "" : "s", listed(samples));
+  Lacking out{fmt::format("without sample{} {}", samples.size() == 1 ? "" : "s", listed(samples))};
   if (!owner) return out;
+  out.device = owner->row->device;
   for (size_t u = 0; u < owner->cut->micro_batches.size(); ++u)
     if (Set(owner->cut->micro_batches[u]).meets(missing)) micro_batches.insert(static_cast<int64_t>(u));
-  out += fmt::format(", which device {} has", owner->row->device);
+  out.what += fmt::format(", which device {} has", owner->row->device);
   if (!micro_batches.empty())
-    out += fmt::format(" in micro-batch{} {}", micro_batches.size() == 1 ? "" : "es", listed(micro_batches));
+    out.what += fmt::format(" in micro-batch{} {}", micro_batches.size() == 1 ? "" : "es", listed(micro_batches));
+  return out;
+}
+
+std::vector<Held> traced(const Entry& entry, const Held& sum, int32_t of) {
+  const auto row = [&](int32_t device) { return std::ranges::find(entry.rows, device, &DeviceRow::device); };
+  const auto wanted = row(of);
+  std::vector<Held> out;
+  if (wanted == entry.rows.end()) return out;
+  const auto far = [&](const Held& v) {
+    const auto at = row(v->device);
+    return at == entry.rows.end() ? std::numeric_limits<int64_t>::max() : axes_between(*at, *wanted);
+  };
+  for (Held at = sum; at->made_of && !at->made_of->empty();) {
+    const Held next = *std::ranges::min_element(*at->made_of, {}, far);
+    if (far(next) > far(at)) break;
+    out.push_back(next);
+    at = next;
+  }
   return out;
 }
 

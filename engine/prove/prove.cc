@@ -36,15 +36,20 @@ void fill(EntryProof& out, const Plan& plan, const Entry& entry, const Walk& wal
           Stopped&& stopped) {
   out.verdict = stopped.stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
   out.what = std::move(stopped.stop.what);
-  std::ranges::stable_partition(stopped.reads, [](const proof::Held& v) { return !v->terms.whole(); });
+  std::stable_partition(stopped.reads.begin(), stopped.reads.end(),
+                        [](const proof::Held& v) { return !v->terms.whole(); });
+  const auto of = [&](const proof::Held& v) {
+    return v->device < 0 ? "there before" : "of " + told(walk, {v->device, v->row, v->instruction});
+  };
   std::string missing;  // of the first sum that has not all terms
   for (const proof::Held& value : stopped.reads) {
-    const bool made = value->device >= 0;
-    const std::string without = proof::lacking(entry, reference, stopped.at.device, *value);
-    if (missing.empty()) missing = without;
-    out.path.push_back(fmt::format(
-        "it reads {}{}, {}", proof::describe(reference, *value), without.empty() ? "" : " (" + without + ")",
-        made ? "of " + told(walk, {value->device, value->row, value->instruction}) : "there before"));
+    const proof::Lacking without = proof::lacking(entry, reference, stopped.at.device, *value);
+    out.path.push_back(fmt::format("it reads {}{}, {}", proof::describe(reference, *value),
+                                   without.what.empty() ? "" : " (" + without.what + ")", of(value)));
+    if (!missing.empty() || without.what.empty()) continue;
+    missing = without.what;
+    for (const proof::Held& v : proof::traced(entry, value, without.device))
+      out.path.push_back(fmt::format("that was made of {}, {}", proof::describe(reference, *v), of(v)));
   }
   if (!missing.empty() && stopped.stop.covered) out.what += "; it is " + missing;
   if (stopped.at.device < 0) return;

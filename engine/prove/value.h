@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ir/dtype.h"
 #include "base/format.h"
@@ -35,6 +36,9 @@ struct Value {
   int32_t device = -1, instruction = -1, row = -1;  // who made it; -1: it was there before the step
   // What the same instruction put there one micro-batch before, or before those that are left out.
   std::shared_ptr<const Value> before = nullptr;
+  // Of a sum that lacks terms: those that it was made of, but for what earlier micro-batches had added; null: not kept.
+  std::shared_ptr<const std::vector<std::shared_ptr<const Value>>> made_of = nullptr;
+  int32_t depth = 0;  // of what is kept
 };
 using Held = std::shared_ptr<const Value>;
 

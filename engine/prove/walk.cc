@@ -227,7 +227,7 @@ bool Walk::step(Device& d) {
   }
   Watch::look();
   here_ = d.at;
-  reads_.clear();
+  begin_reads();
   const Instruction& i = s.instructions[static_cast<size_t>(d.at.instruction)];
   switch (i.kind()) {
     case InstructionKind::kKernel: kernel(d, i, *i.kernel()); break;

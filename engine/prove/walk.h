@@ -95,6 +95,8 @@ class Walk {
   void write(Device& d, BufferId id, Value value);
   static void check_decided(const Device& d, const Buffer& b);
   void put(Device& d, const Place& place, Value value);
+  std::shared_ptr<const std::vector<Held>> sums_read();
+  void begin_reads() { reads_.clear(), sums_ = nullptr; }
   Held initial(const Device& d, int32_t variable) const;  // null: the program has no such variable
   Interval samples(const Device& d, int32_t cut) const;
   const Buffer& buffer(const Device& d, BufferId id) const { return d.program.buffers[static_cast<size_t>(id)]; }
@@ -117,6 +119,7 @@ class Walk {
   std::map<std::pair<int32_t, int32_t>, Meeting> meetings_;         // by group and part
   std::map<std::array<int32_t, 3>, std::deque<Message>> channels_;  // by link, from, to
   std::vector<Held> reads_;                                         // of the instruction at hand
+  std::shared_ptr<const std::vector<Held>> sums_;                   // those of `reads_` that lack terms, once asked for
   At here_;
   int64_t walked_ = 0;
   bool voted_ = false;

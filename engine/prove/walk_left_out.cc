@@ -5,8 +5,32 @@
 
 namespace whale::proof {
 
+std::shared_ptr<const std::vector<Held>> Walk::sums_read() {
+  if (sums_) return sums_;
+  std::vector<Held> out;
+  for (const Held& v : reads_) {
+    if (v->terms.whole() || v->device < 0) continue;
+    const ScheduleRow &made = schedule_row({v->device, v->row, v->instruction}), &now = schedule_row(here_);
+    const bool earlier =
+        v->device == here_.device && made.segment == now.segment && made.micro_batch != now.micro_batch;
+    if (!earlier) out.push_back(v);
+  }
+  sums_ = std::make_shared<const std::vector<Held>>(std::move(out));
+  return sums_;
+}
+
 void Walk::put(Device& d, const Place& place, Value value) {
   value.device = d.at.device, value.row = d.at.row, value.instruction = d.at.instruction, value.before = nullptr;
+  value.made_of = nullptr, value.depth = 0;
+  if (!value.terms.whole()) {
+    constexpr int32_t kKept = 8;  // rings of many devices would keep all that they ever added
+    const auto sums = sums_read();
+    for (const Held& v : *sums) value.depth = std::max(value.depth, v->depth + 1);
+    if (value.depth <= kKept)
+      value.made_of = sums;
+    else
+      value.depth = 0;
+  }
   const Runs& runs = symmetry_.micro_batches();
   const ScheduleRow& row = now(d);
   if (gaps_ && !row.whole && runs.long_at(row.micro_batch) && row.micro_batch == runs.begin(row.micro_batch) + 1) {

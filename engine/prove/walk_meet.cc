@@ -41,9 +41,10 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
   }
   const size_t operands = list[0]->in.size();
   std::vector<std::vector<Held>> results(operands);
+  std::vector<std::shared_ptr<const std::vector<Held>>> sums(operands);
   for (size_t k = 0; k < operands; ++k) {
     Exchange e{.work = &c, .operand = k, .in = {}, .in_dims = {}, .out_dims = {}};
-    reads_.clear();
+    begin_reads();
     for (size_t m = 0; m < list.size(); ++m) check_gathered(meeting.members[m], c, k, m);
     if (gather_rows(meeting, c, k)) continue;
     for (size_t m = 0; m < list.size(); ++m) {
@@ -71,11 +72,14 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     results[k] = exchanged(ref_, tree_, e);
     if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
     check_left_out(meeting, results[k]);
+    if (!results[k].empty() && !results[k][0]->terms.whole()) sums[k] = sums_read();
   }
-  for (size_t k = 0; k < operands; ++k)
+  for (size_t k = 0; k < operands; ++k) {
+    sums_ = sums[k];
     for (size_t m = 0; m < results[k].size(); ++m)
       if (symmetry_.walked(meeting.members[m]))
         write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
+  }
 }
 
 // Devices that are not walked get what lies between those that stand for them, too.

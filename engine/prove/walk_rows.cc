@@ -42,9 +42,11 @@ void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& r
         at.begin + p.bytes > end)
       refuse("{} is put in the place of {} bytes of {}", describe(ref_, *p.value), p.bytes, b.name);
     at.bytes = p.bytes;
+    sums_ = std::make_shared<const std::vector<Held>>(1, p.value);
     put(d, at, *p.value);
     at.begin += p.bytes;
   }
+  sums_ = nullptr;
   if (at.begin != end) refuse("rows leave {} bytes of {} as they were", end - at.begin, b.name);
 }
 

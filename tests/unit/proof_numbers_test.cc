@@ -197,6 +197,10 @@ TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
   const EntryProof proof = prove(plan, entry);
   CHECK(proof.verdict == ProofVerdict::kRefuted);
   CHECK_MESSAGE(has(proof.what, "it is without samples 2 to 3, which device 2 has in micro-batch 0"), proof.what);
+  const auto leads_there = [](const std::string& step) {
+    return step.starts_with("that was made of ") && step.ends_with("on device 2");
+  };
+  CHECK_MESSAGE(std::ranges::any_of(proof.path, leads_there), fmt::format("{}", fmt::join(proof.path, "\n")));
 }
 
 TEST_CASE("proof: a sum of a model without a batch lacks no samples") {

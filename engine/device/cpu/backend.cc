@@ -29,7 +29,9 @@ void quiet_onednn() {
   dnnl_set_verbose(0);
   dnnl_set_jit_dump(0);
   dnnl_set_jit_profiling_flags(DNNL_JIT_PROFILE_NONE);
-  dnnl_set_max_cpu_isa(dnnl_cpu_isa_all);  // refused once oneDNN has been used: then the host has chosen
+  // Without AMX: the kernels of oneDNN 2.6 for it are older than the processors that have it, and end a process by
+  // SIGILL for convolutions of odd sizes. Refused once oneDNN has been used: then the host has chosen.
+  dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
   dnnl_set_cpu_isa_hints(dnnl_cpu_isa_no_hints);
 }
 
