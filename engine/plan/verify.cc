@@ -15,6 +15,16 @@
 #include "plan/placed.h"
 
 namespace whale {
+
+void VerifyContext::fail(const Segment& s, size_t k, const std::string& what) const {
+  const Instruction& i = s.instructions[k];
+  Graph scopes;
+  scopes.scopes = plan.scopes;
+  const std::string scope = scopes.scope_path(i.scope);
+  fail(fmt::format("segment '{}', instruction {}: {} '{}'{}: {}", s.name, k, i.verb(), i.name,
+                   scope.empty() ? "" : " in " + scope, what));
+}
+
 namespace {
 
 using Context = VerifyContext;

@@ -25,9 +25,8 @@ struct VerifyContext {
     throw error(Code::kDataLoss, "plan '{}', entry '{}', program {}{}: {}", plan.model, entry.name, program_number, of,
                 what);
   }
-  [[noreturn]] void fail(const Segment& s, size_t k, const std::string& what) const {
-    fail(fmt::format("segment '{}', instruction {} ('{}'): {}", s.name, k, s.instructions[k].name, what));
-  }
+  // Of instruction `k` of a segment, with its scope.
+  [[noreturn]] void fail(const Segment& s, size_t k, const std::string& what) const;
 };
 
 // Reads wait for what they read; no two values share bytes while both are needed, in any row of the schedule.

@@ -312,10 +312,11 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
           const auto& list = uses[t];
           for (auto u = list.rbegin(); u != list.rend() && static_cast<int64_t>(u->by) > clock.now()[t]; ++u)
             if ((writes || u->writes) && mine.meets(u->bytes))
-              c.fail(later, k,
-                     fmt::format("{} bytes that instruction {} ('{}') of the row before may still be at, and does not "
-                                 "wait for it",
-                                 writes ? "writes" : "reads", u->by, earlier.instructions[u->by].name));
+              c.fail(
+                  later, k,
+                  fmt::format("in micro-batch {} it {} bytes that instruction {} ('{}') of the row before may still "
+                              "be at, and does not wait for it",
+                              now.micro_batch, writes ? "writes" : "reads", u->by, earlier.instructions[u->by].name));
         }
       };
       for (const BufferId b : i.in)
@@ -366,15 +367,15 @@ void check_overwritten(const VerifyContext& c) {
         if (b == kNone) continue;
         const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
         if (made[static_cast<size_t>(b)] < 0 && to_come.contains(b))
-          c.fail(
-              fmt::format("instruction {} of segment '{}' reads '{}' before it is made", k, segment.name, buffer.name));
+          c.fail(segment, k, fmt::format("reads '{}' before it is made", buffer.name));
         const bool named = buffer.kind == BufferKind::kVariable && buffer.alias == kNone;
         if (made[static_cast<size_t>(b)] < 0 && !named) continue;  // of another segment, or a view
         const auto at = latest.find(place(b));
         const BufferId now = at == latest.end() ? b : at->second;
         if (now != b)
-          c.fail(fmt::format("instruction {} of segment '{}' reads '{}', which became '{}' in place", k, segment.name,
-                             buffer.name, p.buffers[static_cast<size_t>(now)].name));
+          c.fail(segment, k,
+                 fmt::format("reads '{}', which became '{}' in place", buffer.name,
+                             p.buffers[static_cast<size_t>(now)].name));
       }
       for (const BufferId b : i.out)
         if (b != kNone) made[static_cast<size_t>(b)] = static_cast<int64_t>(k), latest[place(b)] = b;
