@@ -1,5 +1,5 @@
 """`split(factor=sequence)`: keys and values go round (ring attention), and the plan equals one device: alone, with uneven shares, nested in every
-other scope, with and without causal masks, with dropout, biases that are trained, recompute and ZeRO. 20 steps, by `whale verify`."""
+other scope, with and without causal masks, with dropout, biases that are trained, recompute and ZeRO. By `whale verify`."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_equal_to_one_device(folder, model, plan):
     chosen = [str(path), "--devices", devices, "--strategy", strategy, *more]
     told = subprocess.run([WHALE, "plan", *chosen, "--all"], capture_output=True, text=True, check=True).stdout
     assert (" = shift(" in told) == (plan != "one-idle")  # a device without a share: gathered
-    done = equality.started([WHALE, "verify", *chosen, "--steps", "20", "--json"])
+    done = equality.started([WHALE, "verify", *chosen, "--steps", equality.STEPS, "--json"])
     assert done.returncode in (0, 1, 3), done.stderr
     result = json.loads(done.stdout)
     assert result["passed"], json.dumps(result["comparisons"], indent=1)

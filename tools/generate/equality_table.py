@@ -21,7 +21,7 @@ import equality
 
 HEAD = """# Equal to one device
 
-Every plan trains as one device does. Each case below is a run of `whale verify`: 20 steps of the plan and of one device, on the same data, in
+Every plan trains as one device does. Each case below is a run of `whale verify`: 20 steps (the pairs since 2026-11-30: 8) of the plan and of one device, on the same data, in
 float64 on reference devices and once more in the case's own precision on its own devices; [semantics](semantics.md), section 10, says what is
 compared and by what measure. A case ran as it is named; what was refused or not run is counted and named. `tools/generate/equality_table.py`
 writes this page from the results of `tests/equivalence`.
