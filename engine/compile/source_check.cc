@@ -42,8 +42,9 @@ class SourceCheck {
       const PlanInput& input = entry_.inputs[i];
       const Tensor& t = whole_.tensor(whole_.inputs[i]);
       if (input.name != t.name || input.dtype != t.dtype || input.dims != t.dims || input.batch_dim != t.batch_dim)
-        fail("input '{}' is {} {}, the model's is '{}', {} {}", input.name, name_of(input.dtype), to_string(input.dims),
-             t.name, name_of(t.dtype), to_string(t.dims));
+        fail("input '{}' is {} {} with its samples along dimension {}, the model's is '{}', {} {} along {}", input.name,
+             name_of(input.dtype), to_string(input.dims), input.batch_dim, t.name, name_of(t.dtype), to_string(t.dims),
+             t.batch_dim);
       if (input.indices != indices[i])
         fail("input '{}' as an index may be {}, by the model it may be {}", input.name, ranges_text(input.indices),
              ranges_text(indices[i]));

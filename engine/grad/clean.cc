@@ -335,8 +335,8 @@ void widen_biased(Graph& g) {
   r.finish();
 }
 
-// ---- one round
-// -------------------------------------------------------------------------------------------------------
+}  // namespace
+
 void drop_dead(Graph& g) {
   std::vector<bool> live(g.tensors.size());
   const auto mark = [&](TensorId id) {
@@ -363,6 +363,9 @@ void drop_dead(Graph& g) {
   r.finish();
 }
 
+namespace {
+
+// ---- one round -----------------------------------------------------------------------------------------------------
 // Numbers by their bits: what is no number has no place among others, and -0 is not 0.
 std::strong_ordering by_bits(double a, double b) { return std::bit_cast<uint64_t>(a) <=> std::bit_cast<uint64_t>(b); }
 std::strong_ordering order(const Attr& a, const Attr& b) {

@@ -42,6 +42,8 @@ struct GradientPieces {
 // After add_updates.
 void cut_gradients(Graph& graph, const GradientPieces& how);
 
+// Ops that nothing reads.
+void drop_dead(Graph& graph);
 // Dead code, common subexpressions (never random ops), trivial constants, pairs of casts, reshapes and transposes.
 void clean(Graph& graph);
 // `written`: per scope, the one that stands in the program (a pipeline's cut divides scopes; empty: none did). What is

@@ -108,7 +108,7 @@ void assign_regions(Graph& graph) {
   for (Op& op : graph.ops) op.region = Region::kBody;
   if (many_micro_batches(graph)) {
     hoist(graph);
-    clean(graph);  // originals that nothing reads in the body
+    drop_dead(graph);  // originals; no more, as what is rounded is known by now, by who reads it
   }
   const std::vector<Depends> of = dependencies(graph);
   std::vector<bool> prologue(graph.tensors.size());

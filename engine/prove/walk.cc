@@ -307,6 +307,9 @@ void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
     return;  // the program reads nothing of it, so nobody may
   if (id == kNone || ref_.tensor(id).dims != input.dims || ref_.tensor(id).dtype != input.dtype)
     refuse("input {} is none of the one-device program", input.name);
+  if (ref_.tensor(id).batch_dim != input.batch_dim)
+    refuse("input {} has its samples along dimension {}, in the one-device program along {}", input.name,
+           input.batch_dim, ref_.tensor(id).batch_dim);
   Region region = Region::whole(input.dims);
   if (input.batch_dim >= 0) {
     const SampleCut& cut = d.row->samples.at(static_cast<size_t>(f.samples));

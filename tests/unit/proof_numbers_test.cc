@@ -203,6 +203,22 @@ TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
   CHECK_MESSAGE(std::ranges::any_of(proof.path, leads_there), fmt::format("{}", fmt::join(proof.path, "\n")));
 }
 
+TEST_CASE("proof: in 16 bits a sum that no parameter reaches is rounded as on one device, in micro-batches too") {
+  // The sum over the batch of such a product is made before the micro-batches, of a copy of the product whose only
+  // reader is a cast: it is rounded all the same, as the program's product has another reader.
+  for (const Precision precision : {Precision::kBFloat16, Precision::kFloat16}) {
+    small::Model m;
+    m.g.name = "copied";
+    const TensorId x = m.input("x", {8, 4, 4}), h = m.op(k_matmul, {x, x});
+    const TensorId of_inputs = m.op(k_reduce_mean, {m.op(k_exp, {h})});
+    const TensorId trained = m.op(k_matmul, {h, m.variable("w", {4, 3})});
+    m.minimize(m.op(k_add, {of_inputs, m.op(k_reduce_mean, {m.op(k_square, {trained})})}, {}, "loss"),
+               OptimizerKind::kSgd);
+    m.g.training.precision = precision;
+    check_proven("of inputs", m.g);
+  }
+}
+
 TEST_CASE("proof: a sum of a model without a batch lacks no samples") {
   small::Model m;
   m.g.name = "no batch";
