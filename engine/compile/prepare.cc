@@ -14,7 +14,7 @@
 #include "plan/limits.h"
 #include "rewrite/offload.h"
 #include "rewrite/order.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/strategy.h"
 
 namespace whale {

@@ -36,7 +36,7 @@ struct WindowRead {
 };
 
 // Where a cut falls follows from the sub-axis's extent and the axis' shares, so it is not stored: largest remainder
-// rounding (task/shares.h). Two axes that cut the same sub-axis cut one inside the other, the outer axis first.
+// rounding (cluster/shares.h). Two axes that cut the same sub-axis cut one inside the other, the outer axis first.
 struct AxisSharding {
   Placement placement = Placement::kReplicate;
   SubAxis sub_axis;                 // kShard: which sub-axis is cut, in coordinates of the logical tensor

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ir/sharding.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "plan/plan.h"
 
 namespace whale {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/watch.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "plan/groups.h"
 #include "plan/verify.h"
 

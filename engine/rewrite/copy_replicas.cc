@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "grad/rewrite.h"
 #include "shard/samples_of_copies.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/unlike.h"
 
 namespace whale {

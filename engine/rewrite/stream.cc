@@ -11,7 +11,7 @@
 #include "task/factor_names.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 
 namespace whale {
 namespace {

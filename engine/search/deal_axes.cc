@@ -15,7 +15,7 @@
 #include "plan/figures.h"
 #include "search/balance.h"
 #include "shard/sub_axes.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 
 namespace whale {
 namespace {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 
 namespace whale {
 namespace {

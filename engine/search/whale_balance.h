@@ -34,7 +34,7 @@ enum class Peak : uint8_t {
 // - Memory is in proportion to the load: fixed terms such as weights are not seen. Nor is communication.
 WhaleBalance whale_balance(const WhaleTask& task, const std::vector<WhaleDevice>& devices, Peak peak = Peak::kDone);
 
-// In legal units, by largest remainder (task/shares.h): the paper says nothing about them. Memory is not looked at
+// In legal units, by largest remainder (cluster/shares.h): the paper says nothing about them. Memory is not looked at
 // again, so that a device may be over by less than one unit.
 Ints whale_units(int64_t units, const WhaleBalance& balance);
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 
 namespace whale {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "property.h"
 #include "search/whale_balance.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "unit/caught.h"
 
 using namespace whale;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "hand_builder.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "plan/groups.h"
 
 namespace whale::test {

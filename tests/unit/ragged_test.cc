@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/strategy.h"
 #include "trained.h"
 #include "unit/caught.h"

@@ -9,7 +9,7 @@
 #include "device/ref/ref.h"
 #include "rewrite/order.h"
 #include "shard/insert.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "plan/groups.h"
 #include "lower/lower.h"
 #include "property.h"

@@ -11,7 +11,7 @@
 #include "cluster/cores.h"
 #include "cluster/host_memory.h"
 #include "cluster/devices.h"
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/stages.h"
 #include "task/strategy.h"
 #include "unit/caught.h"

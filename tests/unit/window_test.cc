@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "task/shares.h"
+#include "cluster/shares.h"
 #include "task/window.h"
 #include "trained.h"
 

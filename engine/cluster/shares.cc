@@ -1,4 +1,4 @@
-#include "task/shares.h"
+#include "cluster/shares.h"
 
 #include <algorithm>
 #include <cmath>
