@@ -30,7 +30,7 @@ std::string cuts_text(const std::vector<Interval>& cuts) {
 // ---- collectives: members of a part run the same ones in the same order, of the same sizes
 std::string text_of(const Program& p, const Instruction& i) {
   const auto& c = *i.as<work::Collective>();
-  std::string text = fmt::format("{} {} {}", static_cast<int>(c.op), i.name, static_cast<int>(c.combine));
+  std::string text = fmt::format("{} '{}' {}", def(c.op).name, i.name, name_of(c.combine));
   const bool gathers = c.op == OpCode::k_all_gather;
   if (gathers || c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter)
     for (const BufferId b : gathers ? i.out : i.in) {
@@ -93,8 +93,17 @@ void check_collectives(const Entries& e, const PartNumbers& part_of) {
       for (const int32_t device : part) {
         Watch::look();
         const Collectives *mine = of(static_cast<size_t>(device)), *first = of(static_cast<size_t>(part[0]));
-        if (mine != first && (*mine)[g] != (*first)[g])
-          e.fail(fmt::format("devices {} and {} of group {} run different collectives", part[0], device, g));
+        if (mine == first || (*mine)[g] == (*first)[g]) continue;
+        const auto differ = std::ranges::mismatch((*first)[g], (*mine)[g]);
+        const auto text = [&](const std::vector<int32_t>& list, auto at) -> std::string {
+          if (at == list.end()) return "none";
+          return std::ranges::find(numbers, *at, [](const auto& each) { return each.second; })->first;
+        };
+        e.fail(
+            fmt::format("devices {} and {} of group {} run different collectives: the {}th of the first is {}, of "
+                        "the second {}",
+                        part[0], device, g, differ.in1 - (*first)[g].begin() + 1, text((*first)[g], differ.in1),
+                        text((*mine)[g], differ.in2)));
       }
     for (size_t d = 0; d < e.entry.rows.size(); ++d)
       if (part_of[g][d] < 0 && !(*of(d))[g].empty())

@@ -189,12 +189,22 @@ void check_values(const VerifyContext& c, const std::vector<Held>& all, const st
         static_cast<size_t>(x.versions));  // the row that made the value of the version
     for (const auto& [r, reads] : watched(uses)) {
       const ScheduleRow& row = p.schedule[r];
-      const std::string& segment = p.segments[static_cast<size_t>(row.segment)].name;
+      const Segment& segment = p.segments[static_cast<size_t>(row.segment)];
+      const auto reader = [&] {  // the first instruction that reads it
+        const auto reads_it = [&](const Instruction& i) {
+          return std::ranges::any_of(i.in, [&](BufferId b) {
+            return b != kNone && storage_of(p, b) == storage_of(p, static_cast<BufferId>(held.buffer));
+          });
+        };
+        const auto at = std::ranges::find_if(segment.instructions, reads_it);
+        return at == segment.instructions.end() ? size_t{0} : static_cast<size_t>(at - segment.instructions.begin());
+      };
       const ScheduleRow*& maker = made[x.versions > 1 ? static_cast<size_t>(row.version) : 0];
-      if (reads && !maker) c.fail(fmt::format("segment '{}' reads '{}', which nothing has written", segment, x.name));
+      if (reads && !maker) c.fail(segment, reader(), fmt::format("reads '{}', which nothing has written", x.name));
       if (reads && !maker->whole && !row.whole && maker->micro_batch != row.micro_batch)
-        c.fail(fmt::format("segment '{}' reads '{}' of micro-batch {} in micro-batch {}", segment, x.name,
-                           maker->micro_batch, row.micro_batch));
+        c.fail(
+            segment, reader(),
+            fmt::format("reads '{}' of micro-batch {} in micro-batch {}", x.name, maker->micro_batch, row.micro_batch));
       if (!reads) maker = &row;
     }
   }

@@ -58,7 +58,8 @@ Held joined(const Reference& ref, const std::vector<Piece>& pieces, const Dims& 
     if (v.tensor != first.tensor && (ref.constant(v.tensor) || ref.constant(first.tensor)))
       no_rule("{} and {} put together", ref.name(first.tensor), ref.name(v.tensor));
     if (v.tensor != first.tensor || v.dtype != first.dtype)
-      refuse("parts of two tensors are put together, {} and {}", v.tensor, first.tensor);
+      refuse("parts of two tensors are put together, {} of {} and {} of {}", describe(ref, first), name_of(first.dtype),
+             describe(ref, v), name_of(v.dtype));
     Terms mine = v.terms, others = first.terms;
     if (!(mine == others)) name_alike(ref, mine, others, first.tensor);
     if (!(mine == others) || (!v.terms.whole() && v.combine != first.combine))

@@ -124,7 +124,8 @@ std::vector<Held> traced(const Entry& entry, const Held& sum, int32_t of) {
   };
   for (Held at = sum; at->made_of && !at->made_of->empty();) {
     const Held next = *std::ranges::min_element(*at->made_of, {}, far);
-    if (far(next) > far(at)) break;
+    const bool of_several = std::ranges::any_of(*at->made_of, [&](const Held& v) { return v->device != next->device; });
+    if (far(next) > far(at) || (of_several && far(next) == far(at) && far(at) > 0)) break;
     out.push_back(next);
     at = next;
   }

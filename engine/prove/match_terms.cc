@@ -70,8 +70,9 @@ void Kernels::Match::find_terms() {
     const Terms& some = call.in[partial[0]].value->terms;
     const bool one_box = some.summands().size() == 1 && some.summands()[0].boxes.size() == 1;
     if (some.counted() && !one_box) no_rule("terms of {} of which there are many alike", op.name);
-    refuse("operand {} has not all terms: {}; {} is not linear in it", partial[0],
-           describe(ref, *call.in[partial[0]].value), op.name);
+    throw Stop{.what = fmt::format("operand {} has not all terms: {}; {} is not linear in it", partial[0],
+                                   describe(ref, *call.in[partial[0]].value), op.name),
+               .lacks = true};
   }
   if (linear == shape.factors->linear.end() || linear->size() == 1)  // of one sum by either of two operands
     for (const size_t i : partial)

@@ -26,10 +26,12 @@ std::string scope_of(const Plan& plan, ScopeId id) {
   return scopes.scope_path(id);
 }
 
+// Where a segment runs several times, in which micro-batch.
 std::string told(const Walk& walk, const At& at) {
   const Instruction& i = walk.instruction(at);
-  return fmt::format("instruction {} of {}, micro-batch {}: {} '{}' on device {}", at.instruction,
-                     walk.segment(at).name, walk.schedule_row(at).micro_batch, i.verb(), i.name, at.device);
+  const std::string of = walk.runs(at) > 1 ? fmt::format(", micro-batch {}", walk.schedule_row(at).micro_batch) : "";
+  return fmt::format("instruction {} of {}{}: {} '{}' on device {}", at.instruction, walk.segment(at).name, of,
+                     i.verb(), i.name, at.device);
 }
 
 void fill(EntryProof& out, const Plan& plan, const Entry& entry, const Walk& walk, Reference& reference,
@@ -46,22 +48,33 @@ void fill(EntryProof& out, const Plan& plan, const Entry& entry, const Walk& wal
     const proof::Lacking without = proof::lacking(entry, reference, stopped.at.device, *value);
     out.path.push_back(fmt::format("it reads {}{}, {}", proof::describe(reference, *value),
                                    without.what.empty() ? "" : " (" + without.what + ")", of(value)));
-    if (!missing.empty() || without.what.empty()) continue;
+    if (!missing.empty() || value->terms.whole()) continue;
     missing = without.what;
-    for (const proof::Held& v : proof::traced(entry, value, without.device))
+    const bool known = without.device != kNone;
+    for (const proof::Held& v : proof::traced(entry, value, known ? without.device : value->device))
       out.path.push_back(fmt::format("that was made of {}, {}", proof::describe(reference, *v), of(v)));
   }
-  if (!missing.empty() && stopped.stop.covered) out.what += "; it is " + missing;
-  if (stopped.at.device < 0) return;
-  const Instruction& i = walk.instruction(stopped.at);
+  if (!missing.empty() && stopped.stop.covered && stopped.stop.lacks) out.what += "; it is " + missing;
   out.device = stopped.at.device;
-  out.micro_batch = walk.schedule_row(stopped.at).micro_batch;
+  if (stopped.at.device < 0 || stopped.at.instruction < 0) return;
+  const Instruction& i = walk.instruction(stopped.at);
+  if (walk.runs(stopped.at) > 1) out.micro_batch = walk.schedule_row(stopped.at).micro_batch;
   out.segment = walk.segment(stopped.at).name;
   out.instruction = i.name;
   out.verb = std::string(i.verb());
   out.number = stopped.at.instruction;
   out.scope = scope_of(plan, i.scope);
   if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
+}
+
+// A session plans steps of other batch sizes by the options of the plan.
+std::set<std::string> exemptions_by(const PlanOptions& options) {
+  std::set<std::string> out;
+  if (options.adasum) out.insert("steps of other batch sizes are planned with Adasum, which is no sum");
+  for (const auto& dtype : {options.gradient_dtype, options.accumulate_dtype})
+    if (dtype)
+      out.insert(fmt::format("steps of other batch sizes are planned to add gradients up in {}", name_of(*dtype)));
+  return out;
 }
 
 std::string statement(const Entry& entry, bool exact, const std::string& order,
@@ -108,6 +121,7 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
   } else {
     out.verdict = ProofVerdict::kProven;
     std::set<std::string> exemptions = walk.exemptions();
+    exemptions.merge(exemptions_by(plan.options));
     if (reference.rounds_apart())
       exemptions.insert(
           "products are rounded before their bias or activation, which one device adds first, and the gradients of "

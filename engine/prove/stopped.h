@@ -10,7 +10,7 @@ namespace whale::proof {
 // Where a device is.
 struct At {
   int32_t device = -1;
-  int32_t row = 0, instruction = 0;
+  int32_t row = 0, instruction = 0;  // -1: it is over
 };
 struct Stopped {
   Stop stop;

@@ -47,6 +47,7 @@ struct Stop {
   bool covered = true;
   std::string what;
   std::vector<size_t> operands = {};  // of the instruction, that it is about; empty: all
+  bool lacks = false;                 // it is about a sum without all of its terms
 };
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {

@@ -90,6 +90,11 @@ const Instruction& Walk::instruction(const At& at) const {
   return segment(at).instructions[static_cast<size_t>(at.instruction)];
 }
 
+int64_t Walk::runs(const At& at) const {
+  return std::ranges::count(devices_[static_cast<size_t>(at.device)].program.schedule, schedule_row(at).segment,
+                            &ScheduleRow::segment);
+}
+
 int64_t Walk::to_walk() const {
   int64_t out = 0;
   for (const Device& d : devices_)  // of one that is not walked, nothing
@@ -121,9 +126,25 @@ std::optional<Stopped> Walk::run(Progress* progress) {
     end();
   } catch (Stop& stop) {
     stop.covered &= !kernels_.guessed();
+    if (reads_.empty()) reads_ = lying();
     return Stopped{std::move(stop), here_, std::move(reads_)};
   }
   return {};
+}
+
+std::vector<Held> Walk::lying() {
+  std::vector<Held> out;
+  if (here_.device < 0 || here_.instruction < 0 || !symmetry_.walked(here_.device)) return out;
+  Device& d = devices_[static_cast<size_t>(here_.device)];
+  if (static_cast<size_t>(d.at.row) >= d.program.schedule.size()) return out;
+  for (const BufferId id : instruction(here_).in) {
+    if (!is_there(d, id)) continue;
+    try {
+      if (Held value = d.memory.read(ref_, readable(d, id), buffer(d, id).dtype)) out.push_back(std::move(value));
+    } catch (const Stop&) {  // what it stopped at is told
+    }
+  }
+  return out;
 }
 
 Held Walk::initial(const Device& d, int32_t variable) const {
@@ -342,7 +363,9 @@ void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
   if (!right) {
     Value expected{.tensor = id};
     expected.region = wanted;
-    refuse("output {}: expected {}, found {}", port.name, describe(ref_, expected), describe(ref_, *value));
+    throw Stop{.what = fmt::format("output {}: expected {}, found {}", port.name, describe(ref_, expected),
+                                   describe(ref_, *value)),
+               .lacks = value->tensor == ref_.root(id) && !value->terms.whole()};
   }
   tree_.deliver("output " + port.name, port.dims, *value);
 }
@@ -361,10 +384,18 @@ void Walk::end(Device& d) {
     if (!before || before->region.size() == 0) continue;
     const TensorId wanted = ref_.after_step(ref_.variable(variable.name));
     Held after = before;
+    reads_.clear();
+    std::string several = "several things";
     for (const BufferId b : buffers[v]) {
       const Place place = place_of(d.program, b, 0);
       bring_up(d, place);
-      after = d.memory.read(ref_, place, d.program.buffers[static_cast<size_t>(b)].dtype);
+      try {
+        after = d.memory.read(ref_, place, d.program.buffers[static_cast<size_t>(b)].dtype);
+      } catch (const Stop& stop) {
+        if (!stop.covered) throw;
+        after = nullptr, several = "several things (" + stop.what + ")";
+        for (const Memory::Part& part : d.memory.parts(place)) reads_.push_back(part.value);
+      }
     }
     Value expected = *before;
     expected.tensor = wanted;
@@ -373,8 +404,10 @@ void Walk::end(Device& d) {
       continue;
     }
     if (after) reads_ = {after};
-    refuse("device {} ends with {} in the place of variable {}; expected {}", d.at.device,
-           after ? describe(ref_, *after) : "several things", variable.name, describe(ref_, expected));
+    here_ = {d.at.device, -1, -1};
+    throw Stop{.what = fmt::format("it ends with {} in the place of variable {}; expected {}",
+                                   after ? describe(ref_, *after) : several, variable.name, describe(ref_, expected)),
+               .lacks = after && after->tensor == wanted && !after->terms.whole()};
   }
 }
 

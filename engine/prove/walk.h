@@ -33,6 +33,7 @@ class Walk {
   const Instruction& instruction(const At& at) const;
   const ScheduleRow& schedule_row(const At& at) const;
   const Segment& segment(const At& at) const;
+  int64_t runs(const At& at) const;  // rows of its segment
 
  private:
   struct Device {
@@ -97,6 +98,7 @@ class Walk {
   void put(Device& d, const Place& place, Value value);
   std::shared_ptr<const std::vector<Held>> sums_read();
   void begin_reads() { reads_.clear(), sums_ = nullptr; }
+  std::vector<Held> lying();                              // at the operands of the instruction at hand
   Held initial(const Device& d, int32_t variable) const;  // null: the program has no such variable
   Interval samples(const Device& d, int32_t cut) const;
   const Buffer& buffer(const Device& d, BufferId id) const { return d.program.buffers[static_cast<size_t>(id)]; }

@@ -72,7 +72,8 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     results[k] = exchanged(ref_, tree_, e);
     if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
     check_left_out(meeting, results[k]);
-    if (!results[k].empty() && !results[k][0]->terms.whole()) sums[k] = sums_read();
+    if (!results[k].empty() && !results[k][0]->terms.whole())
+      sums[k] = std::make_shared<const std::vector<Held>>(reads_);
   }
   for (size_t k = 0; k < operands; ++k) {
     sums_ = sums[k];

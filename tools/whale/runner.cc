@@ -214,8 +214,8 @@ void check_fixed(const std::string& path, const PlanArguments& arguments) {
 Plan open_plan(whale_engine* engine, const std::string& path, const PlanArguments& arguments) {
   const FileKind kind = kind_of(path);
   if (kind == FileKind::kOther)
-    throw Failure("'" + shown(path) +
-                  "' is neither a model (.whale) nor a plan (.plan): its first bytes are of neither");
+    throw Failure("'" + shown(path) + "' is neither a model (.whale) nor a plan (.plan): " +
+                  (read_start(path, 1).empty() ? "it is empty" : "its first bytes are of neither"));
   if (kind == FileKind::kPlan) {
     check_fixed(path, arguments);
     return own<Plan>(whale_plan_load, engine, str(path));
