@@ -84,7 +84,8 @@ void Memory::replace(const Place& place, const std::function<Held(const Held&)>&
   auto at = found->second.upper_bound(place.begin);
   if (at != found->second.begin()) --at;
   for (; at != found->second.end() && at->first < place.begin + place.bytes; ++at)
-    if (at->second.end > place.begin) at->second.value = now(at->second.value);
+    if (at->second.end > place.begin)
+      if (Held value = now(at->second.value)) at->second.value = std::move(value);
 }
 
 Held Memory::read(const Reference& ref, const Place& place, DType dtype) const {

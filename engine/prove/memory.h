@@ -35,7 +35,7 @@ class Memory {
   std::vector<Part> parts(const Place& place) const;
   // What exactly these bytes hold, put there at once; null: none is.
   Held whole(const Place& place) const;
-  // Replaces what lies there, range by range, where `now` says something else.
+  // Replaces what lies there, range by range, by what `now` says of it; null: nothing.
   void replace(const Place& place, const std::function<Held(const Held&)>& now);
 
  private:

@@ -61,17 +61,18 @@ void Walk::bring_up(Device& d, const Place& place) {
   if (gaps_) d.memory.replace(place, [&](const Held& value) { return brought_up(d, value); });
 }
 
-// What is read here of what a micro-batch wrote whose followers are left out: as the last of them leaves it.
+// What is read here of what a micro-batch wrote whose followers are left out: as the last of them leaves it. Null: it
+// is as it was written.
 Held Walk::brought_up(const Device& d, const Held& value) const {
-  if (value->row < 0) return value;
+  if (value->row < 0) return nullptr;
   const auto& schedule = d.program.schedule;
   const ScheduleRow& made = schedule[static_cast<size_t>(value->row)];
   const Runs& runs = symmetry_.micro_batches();
   const int64_t u = made.micro_batch, first = runs.begin(u), last = runs.last(u);
-  if (made.whole || !runs.long_at(u) || u > first + 1) return value;
+  if (made.whole || !runs.long_at(u) || u > first + 1) return nullptr;
   const ScheduleRow* row = static_cast<size_t>(d.at.row) < schedule.size() ? &now(d) : nullptr;
   const int64_t here = row && !row->whole ? row->micro_batch : kNone;
-  if (here == u || (u == first && here == first + 1)) return value;
+  if (here == u || (u == first && here == first + 1)) return nullptr;
   if (here != last || !value->before) throw Uneven{};
   Value out = behind(*value->before, *value, last - 1 - first);
   out.before = value;
