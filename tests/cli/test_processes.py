@@ -99,7 +99,7 @@ def test_processes_that_do_not_run_the_same_are_told_so(model):
 def test_who_has_died_is_named_and_the_state_before_is_kept(model, tmp_path):
     """Where the step cannot have been made, the others have it as it was. They cannot save it without the lost rank's parts."""
     job = subprocess.Popen([WHALE, "launch", "-n", "3", "--", "sh", "-c", f'echo $RANK $$ >> {tmp_path}/pids; exec {WHALE} run {model} --strategy replica --steps 1000000 --json'],
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ, TMPDIR=str(tmp_path)))
     for _ in range(5):
         json.loads(job.stdout.readline())
     pids = dict(line.split() for line in (tmp_path / "pids").read_text().splitlines())
@@ -110,6 +110,10 @@ def test_who_has_died_is_named_and_the_state_before_is_kept(model, tmp_path):
     for pid in pids.values():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+    # The last line is how to see what the others were at.
+    shown = subprocess.run(["sh", "-c", told.splitlines()[-1].removeprefix("whale: what each rank was at: whale").replace("inspect", f"exec {WHALE} inspect", 1)],
+                           capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0 and "rank 0" in shown.stdout and "rank 2" in shown.stdout, told + shown.stdout + shown.stderr
 
 
 @pytest.mark.parametrize("after", range(4))

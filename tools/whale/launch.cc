@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -89,6 +90,19 @@ std::string variable(const std::string& given) {
   return name + "=" + value;
 }
 
+constexpr const char* kRecorder = "WHALE_FLIGHT_RECORDER";
+
+// Where ranks that end with an error leave their flight records, unless the user says where: "" then.
+std::string records_of(const Launch& launch) {
+  const std::string name = kRecorder;
+  const bool given = std::ranges::any_of(
+      launch.environment, [&](const std::string& each) { return each == name || each.starts_with(name + "="); });
+  if (given || std::getenv(kRecorder) != nullptr) return "";
+  std::error_code none;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(none);
+  return none ? "" : (folder / ("whale-flight-" + new_token())).string();
+}
+
 std::vector<Host> hosts_of(const Launch& launch) {
   if (!launch.hosts.empty()) return read_hosts(launch.hosts, launch.processes);
   if (launch.processes == 0) throw Failure("give -n, the number of processes, or --hosts");
@@ -103,7 +117,8 @@ std::string address_of(const Launch& launch, const std::vector<Host>& hosts) {
   return hosts[0].address();
 }
 
-std::vector<RankSpec> ranks_of(const Launch& launch, const std::vector<std::string>& program) {
+std::vector<RankSpec> ranks_of(const Launch& launch, const std::vector<std::string>& program,
+                               const std::string& records) {
   const std::vector<Host> hosts = hosts_of(launch);
   const std::string address = address_of(launch, hosts), token = new_token();
   const uint16_t given = static_cast<uint16_t>(launch.port);
@@ -117,6 +132,7 @@ std::vector<RankSpec> ranks_of(const Launch& launch, const std::vector<std::stri
     for (int local = 0; local < host.ranks; ++local) {
       RankSpec rank{host.here() ? this_host() : host.name, !host.here(), program, {}, ""};
       for (const std::string& each : launch.environment) rank.environment.push_back(variable(each));
+      if (!records.empty()) rank.environment.push_back(std::string(kRecorder) + "=" + records);
       for (const auto& [name, value] :
            std::initializer_list<std::pair<const char*, std::string>>{{"RANK", std::to_string(ranks.size())},
                                                                       {"WORLD_SIZE", std::to_string(size)},
@@ -179,12 +195,15 @@ void add_launch(CLI::App& app, const std::vector<std::string>& program, int& exi
                        : launch->output == "first" ? Shown::kFirst
                                                    : Shown::kPrefixed,
                        launch->output_dir, launch->grace, launch->connect_timeout};
-    const std::vector<RankSpec> ranks = ranks_of(*launch, program);
+    const std::string records = records_of(*launch);
+    const std::vector<RankSpec> ranks = ranks_of(*launch, program, records);
     if (std::error_code failed; !options.output_dir.empty()) {
       std::filesystem::create_directories(options.output_dir, failed);
       if (failed) throw Failure("--output-dir: '" + shown(options.output_dir) + "': " + failed.message());
     }
     exit_code = run_job(ranks, options);
+    if (std::error_code none; exit_code != 0 && !records.empty() && std::filesystem::exists(records, none))
+      std::fputs(("whale: what each rank was at: whale inspect " + records + "/rank-*.json\n").c_str(), stderr);
   });
 }
 
