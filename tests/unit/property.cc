@@ -15,14 +15,17 @@
 
 namespace whale::test {
 
+bool is_full() {
+  const char* full = std::getenv("WHALE_FULL");
+  return full && *full && *full != '0';
+}
+
 bool holds(const std::string& name, int cases, const rc::detail::Property& property) {
   const rc::detail::Configuration& given = rc::detail::configuration();
   const char* text = std::getenv("RC_PARAMS");
   const std::string params = text ? text : "";
   rc::detail::TestParams p = given.testParams;
-  const char* full = std::getenv("WHALE_FULL");
-  if (params.find("max_success") == std::string::npos)
-    p.maxSuccess = full && *full && *full != '0' ? cases * 30 : cases;
+  if (params.find("max_success") == std::string::npos) p.maxSuccess = is_full() ? cases * 30 : cases;
   if (params.find("seed") == std::string::npos) p.seed = 20;
   p.maxSize = std::min(p.maxSize, 60);
   rc::detail::TestMetadata metadata;

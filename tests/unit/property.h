@@ -14,6 +14,8 @@
 
 namespace whale::test {
 
+bool is_full();  // WHALE_FULL=1 in the environment
+
 // Checks `property` on `cases` random cases, with WHALE_FULL=1 in the environment on thirty times as many. The seed is
 // fixed; RC_PARAMS (rapidcheck's: "seed=1 max_success=500", or the "reproduce=..." that a failure prints) overrides
 // both.

@@ -26,7 +26,7 @@ float64 on reference devices and once more in the case's own precision on its ow
 compared and by what measure. A case ran as it is named; what was refused or not run is counted and named. `tools/generate/equality_table.py`
 writes this page from the results of `tests/equivalence`.
 
-Beside these `tests/unit` plans random models under random strategies in every run: 20 steps on 1 to 8 devices, and on 9 to 64,
+Beside these `tests/unit` plans random models under random strategies in every run: 8 steps (20 with `--full`) on 1 to 8 devices, 20 on 9 to 64,
 each also lowered with a program for every device. The longest run of it (tests/unit/hunt.json): HUNT
 """
 PRECISIONS = {"f64": "float64 on ref", "f32": "float32 on cpu", "bf16": "bfloat16 on cpu", "f16": "float16 on cpu"}
