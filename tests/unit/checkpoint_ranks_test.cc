@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 #include <set>
+#include <span>
 #include <thread>
 
 #include "base/watch.h"
@@ -57,9 +58,6 @@ void load(Runner& runner, size_t ranks, const std::string& at) {
 
 TEST_CASE("what ranks save, any plan of any number of ranks goes on from") {
   const small::Model m = small::gpt(12, OptimizerKind::kAdamW, 2);
-#ifdef __SANITIZE_THREAD__  // many times as slow
-  const Setup setups[] = {{"pipeline(2, micro_batches=2)", "ref:2"}, {"replica(shares=[2,1]) > split(2)", "ref:4", 1}};
-#else
   const Setup setups[] = {{"replica", "ref:3"},
                           {"split", "ref:2"},
                           {"pipeline(2, micro_batches=2)", "ref:2"},
@@ -67,13 +65,17 @@ TEST_CASE("what ranks save, any plan of any number of ranks goes on from") {
                           {"replica", "ref:3", 1},
                           {"replica", "ref:4", 3},
                           {"replica(2) > split(2)", "ref:4", 3}};
+#ifdef __SANITIZE_THREAD__  // many times as slow
+  const auto saved = std::span(setups).subspan(3, 2);
+#else
+  const auto saved = std::span(setups);
 #endif
   const Setup one{"replica", "ref:1"};  // the uninterrupted run of one device is near, that of the same plan the same
   constexpr size_t kBefore = 2, kAfter = 3;
   Dice dice(3);
   std::vector<Values> batches;
   for (size_t i = 0; i < kBefore + kAfter; ++i) batches.push_back(random_inputs(m.g, 12, dice, 31));
-  for (const Setup& from : setups) {
+  for (const Setup& from : saved) {
     const auto devices = static_cast<size_t>(from.devices[4] - '0');
     for (size_t ranks = 2; ranks <= devices; ++ranks) {
       const TestFolder folder;
