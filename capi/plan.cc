@@ -311,19 +311,29 @@ whale_status* whale_plan_parse(whale_engine* engine, const void* data, size_t si
   });
 }
 
+namespace {
+
+// Errors name the file.
+Plan read_plan(const whale_engine& engine, const std::string& file, Plan (*read)(const uint8_t*, size_t)) {
+  const std::vector<uint8_t> bytes = read_file(file, engine.limits.file_bytes);
+  try {
+    return read(bytes.data(), checked_size(bytes.data(), bytes.size(), "it"));
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
+        .at_op(e.where().op)
+        .at_scope(e.where().scope)
+        .at_device(e.where().device);
+  }
+}
+
+}  // namespace
+
 whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan** out) {
   return guard([&] {
     need(engine, "engine");
     need(out, "out");
     const std::string file = nonempty(path, "path");
-    const std::vector<uint8_t> bytes = read_file(file, engine->limits.file_bytes);
-    try {
-      *out = loaded(*engine, deserialize(bytes.data(), checked_size(bytes.data(), bytes.size(), "it")), file).release();
-    } catch (const Error& e) {
-      throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
-          .at_op(e.where().op)
-          .at_scope(e.where().scope);
-    }
+    *out = loaded(*engine, read_plan(*engine, file, deserialize), file).release();
   });
 }
 
@@ -419,15 +429,34 @@ whale_status* whale_plan_report_html(const whale_plan* plan, const whale_str* tr
       __func__);
 }
 
+namespace {
+
+// As JSON, under the options of a proof.
+whale_text proof_of(const Plan& p, const whale_proof_options* options) {
+  const whale_proof_options given = capi::options(options, whale_proof_options WHALE_PROOF_OPTIONS_INIT, "options");
+  const bool progress = flag(given.progress, "options.progress");
+  const Watch watch("proving", given.cancel == nullptr ? nullptr : &given.cancel->cancel->flag(),
+                    given.timeout_seconds);
+  return make_text(to_json(prove(p, progress)));
+}
+
+}  // namespace
+
 whale_status* whale_plan_prove_json(const whale_plan* plan, const whale_proof_options* options, whale_text* out) {
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
-    const whale_proof_options given = capi::options(options, whale_proof_options WHALE_PROOF_OPTIONS_INIT, "options");
-    const bool progress = flag(given.progress, "options.progress");
     need(out, "out");
-    const Watch watch("proving", given.cancel == nullptr ? nullptr : &given.cancel->cancel->flag(),
-                      given.timeout_seconds);
-    *out = make_text(to_json(prove(p, progress)));
+    *out = proof_of(p, options);
+  });
+}
+
+whale_status* whale_plan_file_prove_json(whale_engine* engine, whale_str path, const whale_proof_options* options,
+                                         whale_text* out) {
+  return guard([&] {
+    need(engine, "engine");
+    need(out, "out");
+    const Plan plan = read_plan(*engine, nonempty(path, "path"), deserialize_unverified);
+    *out = proof_of(plan, options);
   });
 }
 

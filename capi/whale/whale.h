@@ -683,10 +683,14 @@ typedef struct whale_proof_options {
 /* Is the plan equal to the one-device program of its source? Found without running it or opening a device, of each entry (docs/proof.md). JSON:
  * `verdict`: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); `text`: lines for a person; `entries`:
  * of each `entry`, `batch`, `verdict`, `what` (proven: the statement; else what was expected and found, or has no rule), `construct` that has no
- * rule, `walked` instructions, `path`: who made what it reads, and where an instruction is the reason `at`: its `device`, `segment`, `number`,
- * `verb`, `instruction`, `scope`, `micro_batch`. An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits. A verdict is no error. */
+ * rule, `walked` instructions, `path`: who made what it reads, and `at`, as far as it is known: `device`, `segment`, and where an instruction is
+ * the reason its `number`, `verb`, `instruction`, `scope`, `micro_batch` (-1: the segment runs once). An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits. A verdict is no error. */
 WHALE_API whale_status *whale_plan_prove_json(const whale_plan *plan, const whale_proof_options *options /* may be NULL */,
                                               whale_text *out);
+/* The same of a plan file, also of one that contradicts itself, which whale_plan_load does not take: where, in which device's instruction, and
+ * who made what that reads. Errors: those of whale_plan_load but for that one. */
+WHALE_API whale_status *whale_plan_file_prove_json(whale_engine *engine, whale_str path,
+                                                   const whale_proof_options *options /* may be NULL */, whale_text *out);
 /* The same, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
 WHALE_API whale_status *whale_plan_prove(const whale_plan *plan, whale_text *out);
 /* The devices of a plan, in its order. */

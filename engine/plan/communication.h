@@ -13,8 +13,11 @@ namespace whale {
 struct Entries {
   const Plan& plan;
   const Entry& entry;
-  [[noreturn]] void fail(const std::string& what) const {
-    throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
+  // A device, and what is known of where in its program.
+  [[noreturn]] void fail(int32_t device, FaultSite site, const std::string& what) const {
+    site.device = device;
+    if (device >= 0 && device < std::ssize(entry.rows)) site.program = &program(device);
+    fail_at(plan, entry, site, "", what);
   }
   const Program& program(int32_t device) const {
     return entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program)];

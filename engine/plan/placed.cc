@@ -101,17 +101,18 @@ std::vector<std::vector<const DeviceRow*>> rows_of_programs(const Entry& entry) 
   return rows;
 }
 
-std::string fault_of_holes(const Program& program) {
+HoleFault fault_of_holes(const Program& program) {
   for (size_t k = 0; k < program.holes.size(); ++k) {
     Watch::look();
-    if (k > 0 && !(program.holes[k - 1] < program.holes[k])) return fmt::format("hole {} is not behind the last", k);
+    if (k > 0 && !(program.holes[k - 1] < program.holes[k]))
+      return {k, fmt::format("hole {} is not behind the last", k)};
     if (std::string fault = fault_of_hole(program, program.holes[k]); !fault.empty())
-      return fmt::format("hole {}: {}", k, fault);
+      return {k, fmt::format("hole {}: {}", k, fault)};
   }
-  return "";
+  return {};
 }
 
-std::string fault_of_values(const Program& program, const Ints& values) {
+HoleFault fault_of_values(const Program& program, const Ints& values) {
   for (size_t k = 0; k < values.size(); ++k) {
     Watch::look();
     const Hole& hole = program.holes[k];
@@ -139,9 +140,10 @@ std::string fault_of_values(const Program& program, const Ints& values) {
       }
     }
     if (value < 0 || value > most || value % step)
-      return fmt::format("'{}' is placed at {}, outside of [0, {}] or not a multiple of {}", what, value, most, step);
+      return {k,
+              fmt::format("'{}' is placed at {}, outside of [0, {}] or not a multiple of {}", what, value, most, step)};
   }
-  return "";
+  return {};
 }
 
 Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {

@@ -21,11 +21,16 @@ Program bound(const Program& program, const DeviceRow& row);
 // The rows that name each program.
 std::vector<std::vector<const DeviceRow*>> rows_of_programs(const Entry& entry);
 
-// What is wrong with the holes of a program whose references are right; "": nothing.
-std::string fault_of_holes(const Program& program);
-// What is wrong with values of a program's holes, of which there are as many; "": nothing. Attributes are checked by
+// A hole and what is wrong with it; "": nothing.
+struct HoleFault {
+  size_t hole = 0;
+  std::string what;
+};
+// Of the holes of a program whose references are right.
+HoleFault fault_of_holes(const Program& program);
+// Of values of a program's holes, of which there are as many. Attributes are checked by
 // the rules of their ops, when a plan is read.
-std::string fault_of_values(const Program& program, const Ints& values);
+HoleFault fault_of_values(const Program& program, const Ints& values);
 
 // How parts of storages lie to each other: which ones overlap, are the same, or lie inside of another. All that the
 // planner and the verifier know of a program's memory they know from this, offsets and the order of instructions.

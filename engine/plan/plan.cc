@@ -53,6 +53,12 @@ bool Plan::has_variable(std::string_view name) const {
   return std::any_of(variables.begin(), variables.end(), [&](const PlanVariable& v) { return v.name == name; });
 }
 
+std::string Plan::scope_path(ScopeId id) const {
+  Graph graph;
+  graph.scopes = scopes;
+  return graph.scope_path(id);
+}
+
 CostModel cost_of(const Plan& plan) { return {plan.devices, plan.memory_price, plan.profile, plan.precision}; }
 
 }  // namespace whale

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "cost/measured.h"
+#include "plan/fault.h"
 #include "plan/limits.h"
 #include "plan/memory.h"
 #include "plan/placed.h"
@@ -661,7 +662,7 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan) {
   out.holes = read_all(f, t->holes(), read_hole);
   check_length(f, out, plan);
   check_types(out);
-  if (const std::string fault = fault_of_holes(out); !fault.empty()) throw f.bad(fault);
+  if (const HoleFault fault = fault_of_holes(out); !fault.what.empty()) throw f.bad(fault.what);
   return out;
 }
 
@@ -771,7 +772,7 @@ std::vector<uint8_t> serialize(const Plan& plan) {
   return bytes_of(b);
 }
 
-Plan deserialize(const uint8_t* bytes, size_t size) {
+Plan deserialize_unverified(const uint8_t* bytes, size_t size) {
   Fields f("plan", size);
   if (size == 0) throw f.bad("it is empty");
   if (!is_plan_file(bytes, size)) {
@@ -826,11 +827,18 @@ Plan deserialize(const uint8_t* bytes, size_t size) {
   if (t->notes() != nullptr) {
     for (const auto* note : *t->notes()) out.notes.push_back(f.text(note, "a note"));
   }
+  return out;
+}
+
+Plan deserialize(const uint8_t* bytes, size_t size) {
+  Plan out = deserialize_unverified(bytes, size);
   try {
     verify(out);
-  } catch (const Error& e) {
-    if (e.code() != Code::kDataLoss) throw;
-    throw error(Code::kFailedPrecondition, "the plan contradicts itself: {}", e.message());
+  } catch (const PlanFault& fault) {
+    throw error(Code::kFailedPrecondition, "the plan contradicts itself: {}", fault.message())
+        .at_op(fault.at.instruction)
+        .at_scope(fault.at.scope)
+        .at_device(fault.at.device);
   }
   return out;
 }

@@ -16,13 +16,23 @@
 
 namespace whale {
 
-void VerifyContext::fail(const Segment& s, size_t k, const std::string& what) const {
-  const Instruction& i = s.instructions[k];
-  Graph scopes;
-  scopes.scopes = plan.scopes;
-  const std::string scope = scopes.scope_path(i.scope);
-  fail(fmt::format("segment '{}', instruction {}: {} '{}'{}: {}", s.name, k, i.verb(), i.name,
-                   scope.empty() ? "" : " in " + scope, what));
+void VerifyContext::fail(FaultSite site, const std::string& what) const {
+  int64_t others = -1;  // beside the first device that runs it
+  int32_t first = kNone;
+  for (const DeviceRow& row : entry.rows)
+    if (row.program == static_cast<int32_t>(program_number) && ++others == 0) first = row.device;
+  std::string of = first == kNone ? "" : fmt::format(" (device {}", first);
+  if (first != kNone) of += others > 0 ? fmt::format(" and {} more)", others) : ")";
+  site.program = &program;
+  fail_at(plan, entry, site, fmt::format(", program {}{}", program_number, of), what);
+}
+
+void VerifyContext::fail_row(const ScheduleRow& row, const std::string& what) const {
+  FaultSite site;
+  site.micro_batch = row.micro_batch;
+  if (row.segment >= 0 && row.segment < std::ssize(program.segments))
+    site.segment = &program.segments[static_cast<size_t>(row.segment)];
+  fail(std::move(site), what);
 }
 
 namespace {
@@ -36,9 +46,10 @@ bool inside(int64_t i, const List& list) {
   return i >= 0 && i < static_cast<int64_t>(list.size());
 }
 
-int64_t checked_bytes(const Context& c, const Buffer& b) {
+int64_t checked_bytes(const Context& c, BufferId id) {
+  const Buffer& b = c.program.buffers[static_cast<size_t>(id)];
   for (const int64_t d : b.dims)
-    if (d < 0) c.fail(fmt::format("buffer '{}' has a negative dimension", b.name));
+    if (d < 0) c.fail_buffer(id, fmt::format("buffer '{}' has a negative dimension", b.name));
   return element_count(b.dims) * size_of(b.dtype);
 }
 
@@ -47,45 +58,47 @@ void check_buffers(const Context& c) {
   if (p.arena_bytes < 0 || p.variable_bytes < 0 || p.host_bytes < 0) c.fail("negative sizes");
   for (size_t i = 0; i < p.buffers.size(); ++i) {
     const Buffer& b = p.buffers[i];
-    const int64_t bytes = checked_bytes(c, b);
-    if (b.bytes != bytes) c.fail(fmt::format("buffer '{}' has {} bytes, its type {}", b.name, b.bytes, bytes));
+    const auto id = static_cast<BufferId>(i);
+    const auto fail = [&](const std::string& what) { c.fail_buffer(id, what); };
+    const int64_t bytes = checked_bytes(c, id);
+    if (b.bytes != bytes) fail(fmt::format("buffer '{}' has {} bytes, its type {}", b.name, b.bytes, bytes));
     if (b.versions < 1 || b.versions > kMostVersions || (b.versions > 1 && !in_arena(b)))
-      c.fail(fmt::format("buffer '{}' has {} versions", b.name, b.versions));
+      fail(fmt::format("buffer '{}' has {} versions", b.name, b.versions));
     if (b.alias != kNone) {
       if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone)
-        c.fail(fmt::format("buffer '{}': bad alias", b.name));
+        fail(fmt::format("buffer '{}': bad alias", b.name));
       const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
       if (b.at < 0 || b.at > s.bytes - b.bytes || b.at % size_of(b.dtype) || (in_arena(s) && b.offset != s.offset))
-        c.fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
+        fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
       if (b.versions != s.versions)
-        c.fail(fmt::format("buffer '{}' and its storage '{}' have other versions", b.name, s.name));
+        fail(fmt::format("buffer '{}' and its storage '{}' have other versions", b.name, s.name));
       if (b.memory != s.memory)
-        c.fail(fmt::format("buffer '{}' and its storage '{}' are in two memories", b.name, s.name));
+        fail(fmt::format("buffer '{}' and its storage '{}' are in two memories", b.name, s.name));
       if (in_arena(s) != in_arena(b) || (!in_arena(s) && (b.kind != s.kind || b.ref != s.ref)))
-        c.fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
+        fail(fmt::format("buffer '{}' and its storage '{}' are of different kinds", b.name, s.name));
     }
-    if (b.alias == kNone && b.at != 0) c.fail(fmt::format("buffer '{}' lies inside of nothing", b.name));
+    if (b.alias == kNone && b.at != 0) fail(fmt::format("buffer '{}' lies inside of nothing", b.name));
     if (in_arena(b) && b.bytes > 0 && b.offset < 0)
-      c.fail(fmt::format("buffer '{}' has no place: nothing uses it, or its storage was not placed", b.name));
+      fail(fmt::format("buffer '{}' has no place: nothing uses it, or its storage was not placed", b.name));
     if (in_arena(b) && b.offset >= 0 && (b.offset % kAlignment || b.offset > arena_of(p, b) - bytes_of_versions(b)))
-      c.fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
-                         arena_of(p, b)));
+      fail(fmt::format("buffer '{}' at {} is not aligned inside the arena of {} bytes", b.name, b.offset,
+                       arena_of(p, b)));
     if (b.kind == BufferKind::kVariable && !inside(b.ref, c.plan.variables))
-      c.fail(fmt::format("buffer '{}': no variable {}", b.name, b.ref));
+      fail(fmt::format("buffer '{}': no variable {}", b.name, b.ref));
     if (b.kind == BufferKind::kVariable && c.plan.variables[static_cast<size_t>(b.ref)].memory != b.memory)
-      c.fail(fmt::format("buffer '{}' is not in the memory of variable '{}'", b.name,
-                         c.plan.variables[static_cast<size_t>(b.ref)].name));
+      fail(fmt::format("buffer '{}' is not in the memory of variable '{}'", b.name,
+                       c.plan.variables[static_cast<size_t>(b.ref)].name));
     if (b.memory == Memory::kHost && b.kind != BufferKind::kArena && b.kind != BufferKind::kVariable)
-      c.fail(fmt::format("buffer '{}' is none of those that are kept in the host's memory", b.name));
+      fail(fmt::format("buffer '{}' is none of those that are kept in the host's memory", b.name));
     if (b.kind == BufferKind::kVariable && c.plan.variables[static_cast<size_t>(b.ref)].dtype != b.dtype)
-      c.fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name,
-                         c.plan.variables[static_cast<size_t>(b.ref)].name));
+      fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name,
+                       c.plan.variables[static_cast<size_t>(b.ref)].name));
     if (b.kind == BufferKind::kInput && !inside(b.ref, c.entry.inputs))
-      c.fail(fmt::format("buffer '{}': no input {}", b.name, b.ref));
+      fail(fmt::format("buffer '{}': no input {}", b.name, b.ref));
     if (b.kind == BufferKind::kStep && element_count(b.dims) != 1)
-      c.fail(fmt::format("buffer '{}' of shape {} is a step scalar", b.name, to_string(b.dims)));
+      fail(fmt::format("buffer '{}' of shape {} is a step scalar", b.name, to_string(b.dims)));
     if (b.kind == BufferKind::kStep && (b.ref < 0 || b.ref > static_cast<int32_t>(StepScalar::kLossScale)))
-      c.fail(fmt::format("buffer '{}': no step scalar {}", b.name, b.ref));
+      fail(fmt::format("buffer '{}': no step scalar {}", b.name, b.ref));
   }
 }
 
@@ -169,23 +182,31 @@ void check_row_waits(const Context& c) {
     Watch::look();
     const ScheduleRow& row = p.schedule[r];
     if (row.waits == kNone) continue;
-    if (r == 0 || !inside(row.waits, p.row_waits)) c.fail("a schedule row waits for one that is not there");
+    if (r == 0 || !inside(row.waits, p.row_waits)) c.fail_row(row, "a schedule row waits for one that is not there");
     if (!seen.emplace(p.schedule[r - 1].segment, row.segment, row.waits).second) continue;
     const auto& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)].instructions;
     const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;
     int32_t last = 0;
     for (const RowWait& w : p.row_waits[static_cast<size_t>(row.waits)]) {
+      FaultSite site{.segment = &p.segments[static_cast<size_t>(row.segment)], .micro_batch = row.micro_batch};
       if (!inside(w.at, now) || w.at < last)
-        c.fail(fmt::format("instruction {} waits for the row before, and is not the next one that does", w.at));
+        c.fail(site, fmt::format("instruction {} waits for the row before, and is not the next one that does", w.at));
+      site.instruction = static_cast<size_t>(w.at);
       if (!inside(w.on.index, before) || before[static_cast<size_t>(w.on.index)].queue != w.on.queue)
-        c.fail(fmt::format("instruction {} waits for {} of the row before on another queue than its own", w.at,
-                           w.on.index));
+        c.fail(site, fmt::format("waits for {} of the row before on another queue than its own", w.on.index));
       if (w.on.queue == now[static_cast<size_t>(w.at)].queue)
-        c.fail(
-            fmt::format("instruction {} waits for {} of the row before, which is on its own queue", w.at, w.on.index));
+        c.fail(site, fmt::format("waits for {} of the row before, which is on its own queue", w.on.index));
       last = w.at;
     }
   }
+}
+
+// Of a hole: the instruction that it is in, or the first one that has its buffer.
+FaultSite site_of_hole(const Program& p, const Hole& hole) {
+  if (hole.kind == HoleKind::kAt) return site_of(p, hole.buffer);
+  if (!inside(hole.segment, p.segments)) return {};
+  return {.segment = &p.segments[static_cast<size_t>(hole.segment)],
+          .instruction = static_cast<size_t>(hole.instruction)};
 }
 
 void check_program(const Context& c) {
@@ -197,14 +218,13 @@ void check_program(const Context& c) {
       Watch::look();
       check_instruction(c, s, k);
     }
-  if (const std::string fault = fault_of_holes(p); !fault.empty()) c.fail(fault);
+  if (const HoleFault fault = fault_of_holes(p); !fault.what.empty())
+    c.fail(site_of_hole(p, p.holes[fault.hole]), fault.what);
   for (const ScheduleRow& row : watched(p.schedule))
     if (!inside(row.segment, p.segments) || row.micro_batch < 0 || row.version < 0)
-      c.fail("a schedule row names no segment");
+      c.fail_row(row, "a schedule row names no segment");
   check_row_waits(c);
 }
-
-using Fail = const std::function<void(const std::string&)>&;
 
 // Which names the last of the cuts of the batch; null: there is no instruction.
 const Instruction* with_last_cut(const Program& p) {
@@ -233,10 +253,14 @@ std::vector<size_t> first_alike(const std::vector<PlanVariable>& variables) {
 // A device's row: its place in the mesh, its samples, and variables of the sizes that their storage shardings say.
 // `last_cuts`: of each program, what names the last cut of the batch.
 void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector<const Instruction*>& last_cuts,
-               const std::vector<size_t>& alike, Fail fail) {
+               const std::vector<size_t>& alike) {
   const DeviceRow& row = entry.rows[r];
-  if (row.device != static_cast<int32_t>(r) || !inside(row.program, entry.programs))
+  FaultSite site{.device = row.device};
+  const auto fail = [&](const std::string& what) { fail_at(plan, entry, site, "", what); };
+  if (row.device != static_cast<int32_t>(r) || !inside(row.program, entry.programs)) {
+    site.device = static_cast<int32_t>(r);
     fail(fmt::format("row {} is not of device {}", r, r));
+  }
   if (!inside(row.mesh, plan.meshes)) fail(fmt::format("row {} names mesh {}", r, row.mesh));
   const PlanMesh& mesh = plan.meshes[static_cast<size_t>(row.mesh)];
   const auto at = std::find(mesh.devices.begin(), mesh.devices.end(), row.device) - mesh.devices.begin();
@@ -249,14 +273,21 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
   for (const SampleCut& cut : row.samples) {
     Watch::look();
     for (const ScheduleRow& s : watched(p.schedule))
-      if (!inside(s.micro_batch, cut.micro_batches))
+      if (!inside(s.micro_batch, cut.micro_batches)) {
+        site.micro_batch = s.micro_batch;
         fail(fmt::format("row {} has no micro-batch {}", r, s.micro_batch));
+      }
     for (const Interval& m : watched(cut.micro_batches))
       if (m.begin < 0 || m.end < m.begin || m.end > entry.batch)
         fail(fmt::format("row {}: samples [{}, {}) of {}", r, m.begin, m.end, entry.batch));
   }
+  const auto fail_in = [&](FaultSite in, const std::string& what) {
+    in.program = &p, in.device = row.device;
+    fail_at(plan, entry, in, "", what);
+  };
   if (last_cut && last_cut->samples() >= std::ssize(row.samples))
-    fail(fmt::format("row {} has no samples {} for '{}'", r, last_cut->samples(), last_cut->name));
+    fail_in(site_of(p, [&](const Instruction& i) { return &i == last_cut; }),
+            fmt::format("row {} has no samples {} for '{}'", r, last_cut->samples(), last_cut->name));
   std::map<size_t, int64_t> held;  // elements, by the first variable alike
   for (const Buffer& b : p.buffers) {
     if (b.kind != BufferKind::kVariable || b.alias != kNone) continue;
@@ -268,8 +299,9 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
                                 ? local_dims(v.dims, cuts_of(v.dims, v.storage_sharding, mesh.axes, row.coordinates))
                                 : local_dims(plan, v, row.device));
     if (local != element_count(b.dims))
-      fail(fmt::format("buffer '{}' of device {} has shape {}, but the device holds {} elements of variable '{}'",
-                       b.name, r, to_string(b.dims), local, v.name));
+      fail_in(site_of(p, static_cast<BufferId>(&b - p.buffers.data())),
+              fmt::format("buffer '{}' of device {} has shape {}, but the device holds {} elements of variable '{}'",
+                          b.name, r, to_string(b.dims), local, v.name));
   }
 }
 
@@ -283,28 +315,37 @@ void check_places(const Context& c, const std::vector<const DeviceRow*>& rows) {
   std::set<Ints> seen;  // places of parts, which come first
   for (const DeviceRow* row : rows) {
     Watch::look();
-    const auto fail = [&](const std::string& what) { c.fail(fmt::format("on device {}, {}", row->device, what)); };
+    const auto fail = [&](FaultSite site, const std::string& what) {
+      site.device = row->device;
+      c.fail(site, fmt::format("on device {}, {}", row->device, what));
+    };
     if (row->placed.size() != p.holes.size())
-      fail(fmt::format("there are {} values for {} holes", row->placed.size(), p.holes.size()));
-    if (const std::string fault = fault_of_values(p, row->placed); !fault.empty()) fail(fault);
+      fail({}, fmt::format("there are {} values for {} holes", row->placed.size(), p.holes.size()));
+    if (const HoleFault fault = fault_of_values(p, row->placed); !fault.what.empty())
+      fail(site_of_hole(p, p.holes[fault.hole]), fault.what);
     if (seen.emplace(row->placed.begin(), row->placed.begin() + parts).second && !overlaps.hold(p, row->placed))
-      fail("parts of a storage lie to each other in another way than in the program");
+      fail(p.holes.empty() ? FaultSite{} : site_of_hole(p, p.holes[0]),
+           "parts of a storage lie to each other in another way than in the program");
     for (size_t k = 0; row == rows[0] && k < p.holes.size(); ++k)
       if (row->placed[k] != value_of(p, p.holes[k]))
-        fail(fmt::format("hole {} is {}, in the program it is {}", k, row->placed[k], value_of(p, p.holes[k])));
+        fail(site_of_hole(p, p.holes[k]),
+             fmt::format("hole {} is {}, in the program it is {}", k, row->placed[k], value_of(p, p.holes[k])));
   }
 }
 
 // Every device that hands an output over fetches it.
-void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
+void check_output(const Plan& plan, const Entry& entry, size_t o) {
   const PlanOutput& output = entry.outputs[o];
+  const auto fail = [&](int32_t device, const std::string& what) {
+    fail_at(plan, entry, FaultSite{.device = device}, "", what);
+  };
   const bool unlike = output.mesh == kNone && output.merge == OutputMerge::kConcat && output.batch_dim >= 0;
   if (!unlike && !inside(output.mesh, plan.meshes))
-    fail(fmt::format("output '{}' names mesh {}", output.name, output.mesh));
+    fail(0, fmt::format("output '{}' names mesh {}", output.name, output.mesh));
   const PlanMesh& mesh = plan.meshes[unlike ? 0 : static_cast<size_t>(output.mesh)];
   if (output.cut_by.size() != mesh.axes.size())
-    fail(fmt::format("output '{}' is cut by {} axes, its mesh has {}", output.name, output.cut_by.size(),
-                     mesh.axes.size()));
+    fail(mesh.devices.empty() ? 0 : mesh.devices[0], fmt::format("output '{}' is cut by {} axes, its mesh has {}",
+                                                                 output.name, output.cut_by.size(), mesh.axes.size()));
   if (output.merge == OutputMerge::kConcat || element_count(output.dims) == 0) return;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
     const Ints at = mesh.coordinates(static_cast<int64_t>(k));
@@ -316,7 +357,7 @@ void check_output(const Plan& plan, const Entry& entry, size_t o, Fail fail) {
     for (const Segment& s : entry.programs[static_cast<size_t>(row.program)].segments)
       for (const Instruction& i : s.instructions)
         if (const auto* fetch = i.as<work::Fetch>()) fetched |= fetch->output == static_cast<int32_t>(o);
-    if (!fetched) fail(fmt::format("output '{}' is not fetched on device {}", output.name, row.device));
+    if (!fetched) fail(row.device, fmt::format("output '{}' is not fetched on device {}", output.name, row.device));
   }
 }
 
@@ -328,9 +369,6 @@ bool writes_variables(const Program& p) {
 }
 
 void check_entry(const Plan& plan, const Entry& entry) {
-  const auto fail = [&](const std::string& what) {
-    throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
-  };
   std::set<const Program*, decltype(&before_in_memory)> seen(before_in_memory);
   const auto rows = rows_of_programs(entry);
   for (size_t p = 0; p < entry.programs.size(); ++p) {
@@ -342,19 +380,25 @@ void check_entry(const Plan& plan, const Entry& entry) {
   const bool step = std::ranges::any_of(entry.programs, [](const Program& p) { return writes_variables(p); });
   for (size_t p = 0; p < entry.programs.size(); ++p) verify_commit({plan, entry, p, entry.programs[p]}, step);
   if (entry.rows.size() != plan.devices.size())
-    fail(fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
+    fail_at(plan, entry, {}, "", fmt::format("{} rows for {} devices", entry.rows.size(), plan.devices.size()));
   std::vector<const Instruction*> last_cuts;
   for (const Program& p : entry.programs) last_cuts.push_back(with_last_cut(p));
   const std::vector<size_t> alike = first_alike(plan.variables);
-  for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, last_cuts, alike, fail);
-  for (size_t o = 0; o < entry.outputs.size(); ++o) check_output(plan, entry, o, fail);
+  for (size_t r = 0; r < entry.rows.size(); ++r) check_row(plan, entry, r, last_cuts, alike);
+  for (size_t o = 0; o < entry.outputs.size(); ++o) check_output(plan, entry, o);
   verify_communication(plan, entry);
   verify_collectives(plan, entry);
   verify_work(plan, entry);
 }
 
+// Of a mesh: at the first of its devices.
+[[noreturn]] void fail_mesh(const Plan& plan, const PlanMesh& mesh, const std::string& what) {
+  const auto there = std::ranges::find_if(mesh.devices, [](int32_t d) { return d != kNone; });
+  fail_at(plan, there == mesh.devices.end() ? kNone : *there, what);
+}
+
 // Every row has a positive sum, and gaps at its end alone.
-void check_rows(const Plan& plan, const MeshAxis& axis, const std::vector<double>& shares) {
+void check_rows(const Plan& plan, const PlanMesh& mesh, const MeshAxis& axis, const std::vector<double>& shares) {
   const auto columns = static_cast<size_t>(axis.size);
   double sum = 0;
   for (size_t i = 0; i < shares.size(); ++i) {
@@ -362,64 +406,68 @@ void check_rows(const Plan& plan, const MeshAxis& axis, const std::vector<double
     sum = (first ? 0 : sum) + (gap ? 0 : shares[i]);
     const bool lonely = gap ? first || shares.size() == columns : !first && shares[i - 1] == kNoDevice;
     if (lonely || ((i + 1) % columns == 0 && !(sum > 0)))
-      throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has shares ({}) that nothing can be cut by", plan.model,
-                  axis.name, fmt::join(shares, ","));
+      fail_mesh(
+          plan, mesh,
+          fmt::format("mesh axis '{}' has shares ({}) that nothing can be cut by", axis.name, fmt::join(shares, ",")));
   }
 }
 
 // Of unlike replicas.
-void check_parts(const Plan& plan, const MeshAxis& axis) {
+void check_parts(const Plan& plan, const PlanMesh& mesh, const MeshAxis& axis) {
   double sum = 0;
   for (const double share : axis.shares) sum += share < 0 ? NAN : share;
   if (!(sum > 0) || !std::isfinite(sum))
-    throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has shares ({}) that nothing can be cut by", plan.model,
-                axis.name, fmt::join(axis.shares, ","));
+    fail_mesh(plan, mesh,
+              fmt::format("mesh axis '{}' has shares ({}) that nothing can be cut by", axis.name,
+                          fmt::join(axis.shares, ",")));
 }
 
 void check_mesh(const Plan& plan, const PlanMesh& mesh) {
   int64_t size = 1;
   for (const MeshAxis& axis : mesh.axes) {
     if (axis.size < 1 || axis.size > kMostDevices)
-      throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has size {}", plan.model, axis.name, axis.size);
+      fail_mesh(plan, mesh, fmt::format("mesh axis '{}' has size {}", axis.name, axis.size));
     const auto parts = std::ssize(axis.shares);
     if (axis.only >= 0 && (axis.size != 1 || axis.only >= parts || &axis != mesh.axes.data() ||
                            axis.shares != plan.meshes[0].axes[0].shares || plan.meshes[0].axes[0].only < 0))
-      throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' has part {} of {} of unlike replicas", plan.model,
-                  axis.name, axis.only, parts);
+      fail_mesh(plan, mesh,
+                fmt::format("mesh axis '{}' has part {} of {} of unlike replicas", axis.name, axis.only, parts));
     for (const auto* shares : {&axis.shares, &axis.state_shares}) {
       if (axis.only >= 0 && shares == &axis.shares) {
-        check_parts(plan, axis);
+        check_parts(plan, mesh, axis);
         continue;
       }
       const auto n = static_cast<int64_t>(shares->size());
       if (n != 0 && n != axis.size && !(shares == &axis.shares && n == axis.size * size))
-        throw error(Code::kDataLoss, "plan '{}': mesh axis '{}' of size {} has {} shares", plan.model, axis.name,
-                    axis.size, n);
-      check_rows(plan, axis, *shares);
+        fail_mesh(plan, mesh, fmt::format("mesh axis '{}' of size {} has {} shares", axis.name, axis.size, n));
+      check_rows(plan, mesh, axis, *shares);
     }
     size *= axis.size;
-    if (size > kMostDevices) throw error(Code::kDataLoss, "plan '{}': the mesh is too large", plan.model);
+    if (size > kMostDevices) fail_mesh(plan, mesh, "the mesh is too large");
   }
   if (size != static_cast<int64_t>(mesh.devices.size()))
-    throw error(Code::kDataLoss, "plan '{}': a mesh of {} for {} devices", plan.model, size, mesh.devices.size());
+    fail_mesh(plan, mesh, fmt::format("a mesh of {} for {} devices", size, mesh.devices.size()));
   for (size_t k = 0; k < mesh.devices.size(); ++k)
     if (mesh.has_position(static_cast<int64_t>(k)) != (mesh.devices[k] != kNone))
-      throw error(Code::kDataLoss, "plan '{}': position {} of a mesh should {} a device", plan.model, k,
-                  mesh.devices[k] == kNone ? "have" : "not have");
+      fail_mesh(
+          plan, mesh,
+          fmt::format("position {} of a mesh should {} a device", k, mesh.devices[k] == kNone ? "have" : "not have"));
   std::set<int32_t> seen;
   for (const int32_t d : mesh.devices)
     if (d != kNone && (!inside(d, plan.devices) || !seen.insert(d).second))
-      throw error(Code::kDataLoss, "plan '{}': a mesh names device {}, or names it twice", plan.model, d);
-  if (mesh.axes.size() != plan.meshes[0].axes.size())
-    throw error(Code::kDataLoss, "plan '{}': its meshes have different axes", plan.model);
+      fail_at(plan, d, fmt::format("a mesh names device {}, or names it twice", d));
+  if (mesh.axes.size() != plan.meshes[0].axes.size()) fail_mesh(plan, mesh, "its meshes have different axes");
 }
 
 // A storage sharding cuts whole sub-axes of the variable; a variable is never partial.
 void check_storage_sharding(const Plan& plan, const PlanVariable& v) {
+  const bool known = inside(v.mesh, plan.meshes);
   const auto fail = [&](const char* what) {
-    throw error(Code::kDataLoss, "plan '{}', variable '{}': {}", plan.model, v.name, what);
+    const std::string text = fmt::format("variable '{}': {}", v.name, what);
+    if (known) fail_mesh(plan, plan.meshes[static_cast<size_t>(v.mesh)], text);
+    fail_at(plan, kNone, text);
   };
-  if (!inside(v.mesh, plan.meshes)) fail("there is no such mesh");
+  if (!known) fail("there is no such mesh");
   if (v.storage_sharding.axes.size() != plan.meshes[static_cast<size_t>(v.mesh)].axes.size())
     fail("its storage sharding is of another mesh");
   for (const int64_t n : v.dims)
@@ -438,10 +486,10 @@ void check_storage_sharding(const Plan& plan, const PlanVariable& v) {
 }  // namespace
 
 void verify(const Plan& plan) {
-  if (plan.devices.empty()) throw error(Code::kDataLoss, "plan '{}' has no devices", plan.model);
-  if (plan.meshes.empty()) throw error(Code::kDataLoss, "plan '{}' has no mesh", plan.model);
+  if (plan.devices.empty()) fail_at(plan, kNone, "it has no devices");
+  if (plan.meshes.empty()) fail_at(plan, kNone, "it has no mesh");
   for (const PlanMesh& mesh : plan.meshes) check_mesh(plan, mesh);
-  if (plan.scopes.empty()) throw error(Code::kDataLoss, "plan '{}' has no root scope", plan.model);
+  if (plan.scopes.empty()) fail_at(plan, kNone, "it has no root scope");
   verify_groups(plan);
   for (const PlanVariable& v : plan.variables) check_storage_sharding(plan, v);
   for (const Entry& entry : plan.entries) check_entry(plan, entry);

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "plan/fault.h"
 #include "plan/lives.h"
 #include "plan/plan.h"
 
@@ -15,18 +15,19 @@ struct VerifyContext {
   const Entry& entry;
   size_t program_number;
   const Program& program;
-  [[noreturn]] void fail(const std::string& what) const {
-    int64_t others = -1;  // beside the first device that runs it
-    int32_t first = kNone;
-    for (const DeviceRow& row : entry.rows)
-      if (row.program == static_cast<int32_t>(program_number) && ++others == 0) first = row.device;
-    std::string of = first == kNone ? "" : fmt::format(" (device {}", first);
-    if (first != kNone) of += others > 0 ? fmt::format(" and {} more)", others) : ")";
-    throw error(Code::kDataLoss, "plan '{}', entry '{}', program {}{}: {}", plan.model, entry.name, program_number, of,
-                what);
+
+  // Of a site of this program; the message begins with the devices that run it.
+  [[noreturn]] void fail(FaultSite site, const std::string& what) const;
+  [[noreturn]] void fail(const std::string& what) const { fail(FaultSite{}, what); }
+  [[noreturn]] void fail(const Segment& s, size_t k, const std::string& what) const {
+    fail(FaultSite{.segment = &s, .instruction = k}, what);
   }
-  // Of instruction `k` of a segment, with its scope.
-  [[noreturn]] void fail(const Segment& s, size_t k, const std::string& what) const;
+  // Of a buffer, at the first instruction that has it.
+  [[noreturn]] void fail_buffer(BufferId buffer, const std::string& what) const {
+    fail(site_of(program, buffer), what);
+  }
+  // Of a row of the schedule.
+  [[noreturn]] void fail_row(const ScheduleRow& row, const std::string& what) const;
 };
 
 // Reads wait for what they read; no two values share bytes while both are needed, in any row of the schedule.

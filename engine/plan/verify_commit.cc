@@ -102,7 +102,7 @@ void verify_commit(const VerifyContext& c, bool step) {
     if (!commit || !order.behind(s, k, *commit))
       c.fail(p.segments[s], k, "writes a variable without a commit before it");
   });
-  if (commit && !writes) c.fail("a commit, and no variable is written");
+  if (commit && !writes) c.fail(order.segment(*commit), commit->index, "a commit, and no variable is written");
   BufferId loss = kNone;
   const int32_t output = c.entry.loss();
   each(p, [&](size_t, size_t, const Instruction& i) {
@@ -110,7 +110,10 @@ void verify_commit(const VerifyContext& c, bool step) {
       loss = storage_of(p, i.in[0]);
   });
   if (!vote) {
-    if (step && loss != kNone) c.fail("it has the loss of a step and does not vote");
+    if (step && loss != kNone)
+      c.fail(site_of(
+                 p, [&](const Instruction& i) { return i.as<work::Fetch>() && i.as<work::Fetch>()->output == output; }),
+             "it has the loss of a step and does not vote");
     return;
   }
   const Segment& segment = order.segment(*vote);

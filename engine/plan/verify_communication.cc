@@ -15,8 +15,9 @@ void check_groups(const Entries& e) {
     std::vector<char> found(e.plan.devices.size());
     for (const auto& part : e.plan.groups[g].parts)
       for (const int32_t d : part) {
-        if (d < 0 || d >= static_cast<int32_t>(found.size())) e.fail(fmt::format("group {} names device {}", g, d));
-        if (found[static_cast<size_t>(d)]++) e.fail(fmt::format("group {} names device {} twice", g, d));
+        if (d < 0 || d >= static_cast<int32_t>(found.size()))
+          e.fail(d, {}, fmt::format("group {} names device {}", g, d));
+        if (found[static_cast<size_t>(d)]++) e.fail(d, {}, fmt::format("group {} names device {} twice", g, d));
       }
   }
 }
@@ -62,10 +63,25 @@ Collectives collectives_of(const Program& p, size_t groups, std::map<std::string
   return all;
 }
 
+// Of those of a group, counted as a step runs them; behind the last: the last.
+FaultSite nth_collective(const Program& p, size_t group, size_t n) {
+  FaultSite site;
+  for (const ScheduleRow& row : watched(p.schedule)) {
+    const Segment& s = p.segments[static_cast<size_t>(row.segment)];
+    for (size_t k = 0; k < s.instructions.size(); ++k) {
+      if (s.instructions[k].group() != static_cast<int32_t>(group)) continue;
+      site.segment = &s, site.instruction = k, site.micro_batch = row.micro_batch;
+      if (n-- == 0) return site;
+    }
+  }
+  return site;
+}
+
 // A device begins the collectives of a group one after another, in all rows, and so its ends of a link: each are on one
 // queue.
 void check_queues(const Entries& e) {
-  for (const Program& p : e.entry.programs) {
+  for (size_t n = 0; n < e.entry.programs.size(); ++n) {
+    const Program& p = e.entry.programs[n];
     std::map<std::tuple<int32_t, int32_t, bool>, const Instruction*> first;  // by group, link and end
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions) {
@@ -74,9 +90,10 @@ void check_queues(const Entries& e) {
         const Instruction& other =
             *first.try_emplace({i.group(), i.link(), i.kind() == InstructionKind::kSend}, &i).first->second;
         if (other.queue != i.queue)
-          e.fail(fmt::format("segment '{}': '{}' and '{}' of {} {} are on two queues and may begin in either order",
-                             s.name, other.name, i.name, i.group() != kNone ? "group" : "link",
-                             i.group() != kNone ? i.group() : i.link()));
+          VerifyContext{e.plan, e.entry, n, p}.fail(
+              s, static_cast<size_t>(&i - s.instructions.data()),
+              fmt::format("'{}' and '{}' of {} {} are on two queues and may begin in either order", other.name, i.name,
+                          i.group() != kNone ? "group" : "link", i.group() != kNone ? i.group() : i.link()));
       }
   }
 }
@@ -99,15 +116,16 @@ void check_collectives(const Entries& e, const PartNumbers& part_of) {
           if (at == list.end()) return "none";
           return std::ranges::find(numbers, *at, [](const auto& each) { return each.second; })->first;
         };
-        e.fail(
-            fmt::format("devices {} and {} of group {} run different collectives: the {}th of the first is {}, of "
-                        "the second {}",
-                        part[0], device, g, differ.in1 - (*first)[g].begin() + 1, text((*first)[g], differ.in1),
-                        text((*mine)[g], differ.in2)));
+        e.fail(device, nth_collective(e.program(device), g, static_cast<size_t>(differ.in2 - (*mine)[g].begin())),
+               fmt::format("devices {} and {} of group {} run different collectives: the {}th of the first is {}, of "
+                           "the second {}",
+                           part[0], device, g, differ.in1 - (*first)[g].begin() + 1, text((*first)[g], differ.in1),
+                           text((*mine)[g], differ.in2)));
       }
     for (size_t d = 0; d < e.entry.rows.size(); ++d)
       if (part_of[g][d] < 0 && !(*of(d))[g].empty())
-        e.fail(fmt::format("device {} runs collectives of group {}, which it is no member of", d, g));
+        e.fail(static_cast<int32_t>(d), nth_collective(e.program(static_cast<int32_t>(d)), g, 0),
+               fmt::format("device {} runs collectives of group {}, which it is no member of", d, g));
   }
 }
 
@@ -146,6 +164,11 @@ void check_shifts(const Entries& e) {
         };
         if (taken[program(part[k])][g] != sent[program(from)][g])
           e.fail(
+              part[k],
+              site_of(e.program(part[k]),
+                      [&](const Instruction& i) {
+                        return i.group() == static_cast<int32_t>(g) && i.as<work::Collective>()->op == OpCode::k_shift;
+                      }),
               fmt::format("device {} takes by a shift of group {} other sizes than device {} has", part[k], g, from));
       }
 }
@@ -155,12 +178,20 @@ struct Ends {
   std::map<std::pair<int32_t, int32_t>, int64_t> sends, receives;  // (link, device) -> how often in a step
 };
 
-void check_box(const Entries& e, const Link& link, const std::vector<Interval>& box, const Buffer& b) {
+// What `device` does at an end of a link.
+FaultSite site_of_end(const Entries& e, int32_t device, size_t link, InstructionKind end) {
+  return site_of(e.program(device),
+                 [&](const Instruction& i) { return i.kind() == end && i.link() == static_cast<int32_t>(link); });
+}
+
+void check_box(const Entries& e, int32_t device, const Instruction& i, const Link& link,
+               const std::vector<Interval>& box, const Buffer& b) {
   bool fits = box.size() == b.dims.size();
   for (size_t d = 0; fits && d < box.size(); ++d)
     fits = box[d].begin >= 0 && box[d].end >= box[d].begin && box[d].end <= b.dims[d];
   if (!fits)
-    e.fail(fmt::format("a transfer of link '{}' does not lie inside '{}' of shape {}", link.name, b.name,
+    e.fail(device, site_of(e.program(device), [&](const Instruction& each) { return &each == &i; }),
+           fmt::format("a transfer of link '{}' does not lie inside '{}' of shape {}", link.name, b.name,
                        to_string(b.dims)));
 }
 
@@ -203,10 +234,13 @@ Ends check_ends(const Entries& e) {
       const Link& link = e.entry.links[static_cast<size_t>(i.link())];
       const Buffer& b = p.buffers[static_cast<size_t>(sends ? i.in[0] : i.out[0])];
       const auto [known, fresh] = dtypes.try_emplace(i.link(), b.dtype);
-      if (known->second != b.dtype) e.fail(fmt::format("the ends of link '{}' differ in their dtype", link.name));
+      if (known->second != b.dtype)
+        e.fail(device, site_of(p, [&](const Instruction& each) { return &each == &i; }),
+               fmt::format("the ends of link '{}' differ in their dtype: {} and {}", link.name, name_of(known->second),
+                           name_of(b.dtype)));
       const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.link())];
       if (const auto mine = of_link.find(device); mine != of_link.end())
-        for (const Transfer* t : mine->second) check_box(e, link, sends ? t->source : t->target, b);
+        for (const Transfer* t : mine->second) check_box(e, device, i, link, sends ? t->source : t->target, b);
       (sends ? ends.sends : ends.receives)[{i.link(), device}] += runs;
     }
   }
@@ -223,19 +257,26 @@ void check_links(const Entries& e) {
     Watch::look();
     const Link& link = e.entry.links[l];
     std::set<std::pair<int32_t, int32_t>> channels;
-    if (link.capacity < 1) e.fail(fmt::format("link '{}' has capacity {}", link.name, link.capacity));
+    if (link.capacity < 1)
+      e.fail(link.transfers.empty() ? kNone : link.transfers[0].from, {},
+             fmt::format("link '{}' has capacity {}", link.name, link.capacity));
     for (const Transfer& t : link.transfers) {
       for (const int32_t d : {t.from, t.to})
         if (d < 0 || d >= static_cast<int32_t>(e.entry.rows.size()))
-          e.fail(fmt::format("link '{}' names device {}", link.name, d));
+          e.fail(d, {}, fmt::format("link '{}' names device {}", link.name, d));
       bool same = t.source.size() == t.target.size();
       for (size_t d = 0; same && d < t.source.size(); ++d) same = t.source[d].size() == t.target[d].size();
-      if (!same) e.fail(fmt::format("a transfer of link '{}' has two sizes", link.name));
+      if (!same)
+        e.fail(t.from, site_of_end(e, t.from, l, InstructionKind::kSend),
+               fmt::format("a transfer of link '{}' to device {} has two sizes", link.name, t.to));
       if (!channels.emplace(t.from, t.to).second) continue;
       const int64_t sent = count(ends.sends, static_cast<int32_t>(l), t.from);
       const int64_t taken = count(ends.receives, static_cast<int32_t>(l), t.to);
       if (sent != taken)
-        e.fail(fmt::format("link '{}': device {} sends {} time(s), device {} receives {} time(s)", link.name, t.from,
+        e.fail(sent > 0 ? t.from : t.to,
+               sent > 0 ? site_of_end(e, t.from, l, InstructionKind::kSend)
+                        : site_of_end(e, t.to, l, InstructionKind::kReceive),
+               fmt::format("link '{}': device {} sends {} time(s), device {} receives {} time(s)", link.name, t.from,
                            sent, t.to, taken));
     }
   }

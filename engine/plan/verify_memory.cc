@@ -200,10 +200,12 @@ void check_values(const VerifyContext& c, const std::vector<Held>& all, const st
         return at == segment.instructions.end() ? size_t{0} : static_cast<size_t>(at - segment.instructions.begin());
       };
       const ScheduleRow*& maker = made[x.versions > 1 ? static_cast<size_t>(row.version) : 0];
-      if (reads && !maker) c.fail(segment, reader(), fmt::format("reads '{}', which nothing has written", x.name));
+      const auto fail = [&](const std::string& what) {
+        c.fail({.segment = &segment, .instruction = reader(), .micro_batch = row.micro_batch}, what);
+      };
+      if (reads && !maker) fail(fmt::format("reads '{}', which nothing has written", x.name));
       if (reads && !maker->whole && !row.whole && maker->micro_batch != row.micro_batch)
-        c.fail(
-            segment, reader(),
+        fail(
             fmt::format("reads '{}' of micro-batch {} in micro-batch {}", x.name, maker->micro_batch, row.micro_batch));
       if (!reads) maker = &row;
     }
@@ -223,9 +225,22 @@ void check_pair(const VerifyContext& c, const Segment& s, const SegmentUse& use,
   const bool both = x.used && y.used;
   const bool x_first = both && !x.to_later && !y.from_before && all_before(use, a, b);
   const bool y_first = both && !y.to_later && !x.from_before && all_before(use, b, a);
-  if (!x_first && !y_first)
-    c.fail(fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'",
-                       c.program.buffers[x.held->buffer].name, c.program.buffers[y.held->buffer].name, s.name));
+  if (x_first || y_first) return;
+  const auto name = [&](const Item& i) { return c.program.buffers[i.held->buffer].name; };
+  const auto uses = [&](const Item& i, const Access& access) -> std::string {
+    if (!i.used) return fmt::format("'{}' is kept from a row before for a later one", name(i));
+    const auto last = *std::ranges::max_element(access.last);
+    return fmt::format("'{}'{} is first used by instruction {}, last by instruction {}{}", name(i),
+                       i.from_before ? " comes from a row before," : "",
+                       told(c.plan, s, static_cast<size_t>(i.first_use)), told(c.plan, s, static_cast<size_t>(last)),
+                       i.to_later ? ", and is kept for a later row" : "");
+  };
+  // The one that begins later is at fault, as far as anybody can say.
+  const Item& late = y.used ? y : x;
+  FaultSite site{.segment = &s, .path = {uses(x, a), uses(y, b)}};
+  if (late.used) site.instruction = static_cast<size_t>(late.first_use);
+  c.fail(std::move(site),
+         fmt::format("'{}' and '{}' share bytes and are both alive in segment '{}'", name(x), name(y), s.name));
 }
 
 // Everything that lives in the rows of the segment, in the order in which it is first used; each is checked against
@@ -323,7 +338,7 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
           for (auto u = list.rbegin(); u != list.rend() && static_cast<int64_t>(u->by) > clock.now()[t]; ++u)
             if ((writes || u->writes) && mine.meets(u->bytes))
               c.fail(
-                  later, k,
+                  {.segment = &later, .instruction = k, .micro_batch = now.micro_batch},
                   fmt::format("in micro-batch {} it {} bytes that instruction {} ('{}') of the row before may still "
                               "be at, and does not wait for it",
                               now.micro_batch, writes ? "writes" : "reads", u->by, earlier.instructions[u->by].name));
@@ -347,9 +362,20 @@ void check_versions(const VerifyContext& c, const std::vector<SegmentUse>& uses)
         fewest[s] = &p.buffers[b];
   for (const ScheduleRow& row : watched(p.schedule)) {
     const auto s = static_cast<size_t>(row.segment);
-    if (fewest[s] && row.version >= fewest[s]->versions)
-      c.fail(fmt::format("a schedule row of segment '{}' works on version {}, but '{}' has {}", p.segments[s].name,
+    if (fewest[s] && row.version >= fewest[s]->versions) {
+      const Segment& segment = p.segments[s];
+      const auto buffer = static_cast<BufferId>(fewest[s] - p.buffers.data());
+      const auto has = [&](const BufferIds& ids) {
+        return std::ranges::any_of(ids, [&](BufferId b) { return b != kNone && storage_of(p, b) == buffer; });
+      };
+      const auto at =
+          std::ranges::find_if(segment.instructions, [&](const Instruction& i) { return has(i.in) || has(i.out); });
+      c.fail({.segment = &segment,
+              .instruction = static_cast<size_t>(at - segment.instructions.begin()),
+              .micro_batch = row.micro_batch},
+             fmt::format("a schedule row of segment '{}' works on version {}, but '{}' has {}", segment.name,
                          row.version, fewest[s]->name, fewest[s]->versions));
+    }
   }
 }
 

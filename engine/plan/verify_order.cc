@@ -148,7 +148,21 @@ std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
 void verify_order(const Entries& e, const EntryPeers& peers) {
   const PlanSteps steps = steps_of(e.entry, Walked::kCommunication);
   PlanWalk walk(e, peers, classes_alike(e, peers, alike(e.entry, steps)), steps, Walked::kCommunication, {});
-  if (const std::string stuck = walk.run(); !stuck.empty()) e.fail(stuck);
+  const PlanWalk::Standstill stuck = walk.run();
+  if (stuck.text.empty()) return;
+  const auto site_of_visit = [&](const PlanWalk::Visit& v) {
+    const Program& p = e.program(v.device);
+    return FaultSite{.segment = &p.segments[static_cast<size_t>(v.segment)],
+                     .instruction = static_cast<size_t>(v.instruction),
+                     .micro_batch = p.schedule[static_cast<size_t>(v.row)].micro_batch};
+  };
+  FaultSite site = site_of_visit(stuck.waits[0]);
+  for (size_t k = 1; k < stuck.waits.size(); ++k) {
+    const FaultSite other = site_of_visit(stuck.waits[k]);
+    site.path.push_back(fmt::format("device {} has not begun instruction {}, micro-batch {}", stuck.waits[k].device,
+                                    told(e.plan, *other.segment, other.instruction), other.micro_batch));
+  }
+  e.fail(stuck.waits[0].device, std::move(site), stuck.text);
 }
 
 }  // namespace whale

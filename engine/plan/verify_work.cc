@@ -12,8 +12,21 @@
 namespace whale {
 namespace {
 
-[[noreturn]] void fail(const Plan& plan, const Entry& entry, const std::string& what) {
-  throw error(Code::kDataLoss, "plan '{}', entry '{}': {}", plan.model, entry.name, what);
+// The first instruction of a device's program for which `is_it` holds.
+FaultSite site_on(const Entry& entry, int32_t device, const std::function<bool(const Instruction&)>& is_it) {
+  for (const DeviceRow& row : entry.rows) {
+    if (row.device != device || row.program < 0 || row.program >= std::ssize(entry.programs)) continue;
+    FaultSite site = site_of(entry.programs[static_cast<size_t>(row.program)], is_it);
+    site.device = device;
+    return site;
+  }
+  return {.device = device};
+}
+
+// Of the number-th cut of the batch, on a device.
+[[noreturn]] void fail(const Plan& plan, const Entry& entry, int32_t device, size_t number, const std::string& what) {
+  const auto reads = [&](const Instruction& i) { return i.samples() == static_cast<int32_t>(number); };
+  fail_at(plan, entry, site_on(entry, device, reads), "", what);
 }
 
 // ---- samples ------------------------------------------------------------------------------------------------------
@@ -65,7 +78,8 @@ void check_samples(const Plan& plan, const Entry& entry) {
     Watch::look();
     bool same = row.samples.size() == cuts;
     for (const SampleCut& cut : row.samples) same &= cut.micro_batches.size() == runs;
-    if (!same) fail(plan, entry, fmt::format("devices 0 and {} cut the batch in different ways", row.device));
+    if (!same)
+      fail(plan, entry, row.device, 0, fmt::format("devices 0 and {} cut the batch in different ways", row.device));
   }
   std::vector<Cuts> of_mesh;
   for (const Mesh& mesh : plan.meshes) of_mesh.emplace_back(mesh, entry, runs);
@@ -84,7 +98,7 @@ void check_samples(const Plan& plan, const Entry& entry) {
       most = std::max(most, r);
     }
     if (!explained)
-      fail(plan, entry,
+      fail(plan, entry, entry.rows[most].device, number,
            fmt::format("the samples of device {} ({} of its cuts of the batch) are not its share of {}", most, number,
                        entry.batch));
   }
@@ -94,11 +108,12 @@ void check_samples(const Plan& plan, const Entry& entry) {
 // Which of `all` micro-batches a program works on, each in as many rows as the others, no row twice.
 std::vector<uint8_t> micro_batches_of(const Plan& plan, const Entry& entry, size_t number, size_t all) {
   const Program& p = entry.programs[number];
+  const VerifyContext c{plan, entry, number, p};
   std::vector<std::vector<int32_t>> of_segment(p.segments.size());
   std::vector<int32_t> rows(all);
   for (const ScheduleRow& row : watched(p.schedule)) {
     if (static_cast<size_t>(row.micro_batch) >= all)
-      fail(plan, entry, fmt::format("program {} has no micro-batch {}", number, row.micro_batch));
+      c.fail_row(row, fmt::format("program {} has no micro-batch {}", number, row.micro_batch));
     of_segment[static_cast<size_t>(row.segment)].push_back(row.micro_batch);
     if (!row.whole) ++rows[static_cast<size_t>(row.micro_batch)];
   }
@@ -106,17 +121,17 @@ std::vector<uint8_t> micro_batches_of(const Plan& plan, const Entry& entry, size
   for (size_t s = 0; s < of_segment.size(); ++s)
     for (const int32_t u : watched(of_segment[s]))
       if (std::exchange(last[static_cast<size_t>(u)], static_cast<int32_t>(s)) == static_cast<int32_t>(s))
-        fail(plan, entry,
-             fmt::format("program {} runs segment '{}' twice on micro-batch {}", number, p.segments[s].name, u));
+        c.fail({.segment = &p.segments[s], .instruction = 0, .micro_batch = u},
+               fmt::format("program {} runs segment '{}' twice on micro-batch {}", number, p.segments[s].name, u));
   std::vector<uint8_t> out(all);
   size_t first = all;
   for (const size_t u : watched(size_t{0}, all)) {
     if (rows[u] == 0) continue;
     first = std::min(first, u);
     if (rows[u] != rows[first])
-      fail(plan, entry,
-           fmt::format("program {} runs {} segments on micro-batch {}, {} on {}", number, rows[first], first, rows[u],
-                       u));
+      c.fail({.micro_batch = static_cast<int32_t>(u)},
+             fmt::format("program {} runs {} segments on micro-batch {}, {} on {}", number, rows[first], first, rows[u],
+                         u));
     out[u] = 1;
   }
   return out;
@@ -140,10 +155,28 @@ void check_micro_batches(const Plan& plan, const Entry& entry) {
     for (const size_t u : watched(size_t{0}, all)) {
       const auto times = std::count_if(different.begin(), different.end(),
                                        [&](int32_t p) { return of_program[static_cast<size_t>(p)][u] != 0; });
-      if (times != 1)
-        fail(plan, entry, fmt::format("micro-batch {} is worked on {} times by the devices of mesh {}", u, times, m));
+      if (times != 1) {
+        const auto of_mesh = [&](const DeviceRow& row) { return row.mesh == static_cast<int32_t>(m); };
+        const auto works = [&](const DeviceRow& row) {
+          return of_mesh(row) && of_program[static_cast<size_t>(row.program)][u] != 0;
+        };
+        auto at = std::ranges::find_if(entry.rows, works);
+        if (at == entry.rows.end()) at = std::ranges::find_if(entry.rows, of_mesh);
+        fail_at(plan, entry,
+                {.device = at == entry.rows.end() ? kNone : at->device, .micro_batch = static_cast<int32_t>(u)}, "",
+                fmt::format("micro-batch {} is worked on {} times by the devices of mesh {}", u, times, m));
+      }
     }
   }
+}
+
+// The first device that is in another place.
+int32_t first_other(const Group& group, const Group& wanted) {
+  for (size_t p = 0; p < wanted.parts.size(); ++p)
+    for (size_t k = 0; k < wanted.parts[p].size(); ++k)
+      if (p >= group.parts.size() || k >= group.parts[p].size() || group.parts[p][k] != wanted.parts[p][k])
+        return wanted.parts[p][k];
+  return group.parts.empty() || group.parts[0].empty() ? kNone : group.parts[0][0];
 }
 
 }  // namespace
@@ -151,13 +184,21 @@ void check_micro_batches(const Plan& plan, const Entry& entry) {
 void verify_groups(const Plan& plan) {
   if (plan.groups.empty()) return;  // nor is there a collective
   const std::vector<Group> lines = groups_of(plan.meshes);
-  const auto fail = [&](const std::string& what) { throw error(Code::kDataLoss, "plan '{}': {}", plan.model, what); };
   if (plan.groups.size() != lines.size())
-    fail(fmt::format("{} groups for {} axes of its meshes", plan.groups.size(), lines.size()));
+    fail_at(plan, kNone, fmt::format("{} groups for {} axes of its meshes", plan.groups.size(), lines.size()));
   for (size_t g = 0; g < lines.size(); ++g)
-    if (plan.groups[g].axis != lines[g].axis || plan.groups[g].parts != lines[g].parts)
-      fail(fmt::format("group {} ('{}') is not the devices along axis '{}' of its meshes in their order", g,
-                       plan.groups[g].axis, lines[g].axis));
+    if (plan.groups[g].axis != lines[g].axis || plan.groups[g].parts != lines[g].parts) {
+      const int32_t device = first_other(plan.groups[g], lines[g]);
+      const std::string what =
+          fmt::format("group {} ('{}') is not the devices along axis '{}' of its meshes in their order", g,
+                      plan.groups[g].axis, lines[g].axis);
+      for (const Entry& entry : plan.entries) {
+        FaultSite site =
+            site_on(entry, device, [&](const Instruction& i) { return i.group() == static_cast<int32_t>(g); });
+        if (site.segment != nullptr) fail_at(plan, entry, site, "", what);
+      }
+      fail_at(plan, device, what);
+    }
 }
 
 void verify_work(const Plan& plan, const Entry& entry) {

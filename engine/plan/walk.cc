@@ -192,12 +192,12 @@ const Instruction& PlanWalk::instruction(const Visit& v) const {
   return e_.program(v.device).segments[static_cast<size_t>(v.segment)].instructions[static_cast<size_t>(v.instruction)];
 }
 
-std::string PlanWalk::run() {
+PlanWalk::Standstill PlanWalk::run() {
   const Clock::Stuck stuck = clock_.run();
-  return stuck.items.empty() ? "" : text_of(stuck);
+  return stuck.items.empty() ? Standstill{} : standstill(stuck);
 }
 
-std::string PlanWalk::text_of(const Clock::Stuck& stuck) const {
+PlanWalk::Standstill PlanWalk::standstill(const Clock::Stuck& stuck) const {
   // A collective is its first member's.
   std::vector<const Visit*> chain;
   for (const Clock::Item item : stuck.items) {
@@ -225,14 +225,18 @@ std::string PlanWalk::text_of(const Clock::Stuck& stuck) const {
   std::string text = fmt::format("device {} never leaves segment '{}' (row {} of its schedule): '{}'", held.device,
                                  e_.program(held.device).segments[static_cast<size_t>(held.segment)].name, held.row,
                                  instruction(held).name);
-  if (!stuck.circle) return text + " waits for a message, free capacity or a member of its group that never comes";
+  if (!stuck.circle)
+    return {text + " waits for a message, free capacity or a member of its group that never comes", {held}};
   waits.push_back(waits.front());
-  for (size_t k = 1; k < waits.size(); ++k)
+  std::vector<Visit> of{held};
+  for (size_t k = 1; k < waits.size(); ++k) {
+    of.push_back(*waits[k].wanted);
     text += fmt::format(
         "{} waits for '{}' of device {}{}", k == 1 ? "" : ", which", instruction(*waits[k].wanted).name,
         waits[k].wanted->device,
         waits[k].wanted == waits[k].held ? "" : fmt::format(" behind '{}'", instruction(*waits[k].held).name));
-  return text;
+  }
+  return {std::move(text), std::move(of)};
 }
 
 }  // namespace whale

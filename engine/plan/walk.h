@@ -37,20 +37,25 @@ class PlanWalk {
   PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes, const PlanSteps& steps,
            Walked walked, const Duration& seconds, const Besides& besides = {});
 
-  // Finds the times. Who waits for whom where that has no end; else nothing.
-  std::string run();
-
   struct Visit {
     int32_t device = 0, row = 0, segment = 0, instruction = 0;
     Clock::Item first = 0, last = 0;  // what it is on the clock: several messages are several items
   };
+  // Who waits for whom where that has no end.
+  struct Standstill {
+    std::string text;          // "": there is none
+    std::vector<Visit> waits;  // the first is at whom the text begins; what each of the others keeps from running
+  };
+  // Finds the times.
+  Standstill run();
+
   const std::vector<Visit>& visits() const { return visits_; }  // by device, then row, then instruction
   const Instruction& instruction(const Visit& v) const;
   double begin(const Visit& v) const { return clock_.begin(v.first); }
   double end(const Visit& v) const { return clock_.end(v.last); }
 
  private:
-  std::string text_of(const Clock::Stuck& stuck) const;
+  Standstill standstill(const Clock::Stuck& stuck) const;
 
   const Entries& e_;
   Clock clock_;

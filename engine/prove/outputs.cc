@@ -1,9 +1,11 @@
 #include "prove/outputs.h"
 
 #include <algorithm>
+#include <map>
 
 #include "base/watch.h"
-#include "prove/value.h"
+#include "plan/fault.h"
+#include "prove/stopped.h"
 
 namespace whale::proof {
 namespace {
@@ -11,60 +13,101 @@ namespace {
 // A fetch in a row of the schedule.
 struct Fetched {
   const ScheduleRow* row = nullptr;
+  const Segment* segment = nullptr;
+  size_t instruction = 0;
   work::Fetch fetch;
 };
 
 std::vector<Fetched> fetches_of(const Program& p) {
-  std::vector<std::vector<work::Fetch>> of_segments;
-  for (const Segment& s : p.segments) {
-    of_segments.emplace_back();
-    for (const Instruction& i : s.instructions)
-      if (const auto* fetch = i.as<work::Fetch>()) of_segments.back().push_back(*fetch);
-  }
   std::vector<Fetched> out;
-  for (const ScheduleRow& row : p.schedule)
-    for (const work::Fetch& fetch : of_segments[static_cast<size_t>(row.segment)]) out.push_back({&row, fetch});
+  for (const ScheduleRow& row : p.schedule) {
+    const Segment& s = p.segments[static_cast<size_t>(row.segment)];
+    for (size_t k = 0; k < s.instructions.size(); ++k)
+      if (const auto* fetch = s.instructions[k].as<work::Fetch>()) out.push_back({&row, &s, k, *fetch});
+  }
   return out;
 }
 
-// Boxes of one output: intervals of each cut, one after the other.
-class Boxes {
+// Of what devices hand over of one output.
+struct Part {
+  Ints box;  // intervals of each cut, one after the other
+  const DeviceRow* device = nullptr;
+  const Fetched* fetched = nullptr;
+};
+
+// One output, by all devices.
+class Parts {
  public:
-  explicit Boxes(const PlanOutput& port) : port_(port) {}
-  void add(const std::vector<SubAxisCut>& cuts) {
-    Ints box;
-    for (const SubAxisCut& c : cuts) box.insert(box.end(), {c.at.begin, c.at.end});
+  Parts(const Plan& plan, const Entry& entry, const PlanOutput& port) : plan_(plan), entry_(entry), port_(port) {}
+
+  void add(const DeviceRow& row, const Fetched& fetched) {
+    const std::vector<SubAxisCut> cuts = handed_over(plan_, entry_, row, *fetched.row, fetched.fetch);
+    Part part{{}, &row, &fetched};
+    for (const SubAxisCut& c : cuts) part.box.insert(part.box.end(), {c.at.begin, c.at.end});
     const int64_t elements = element_count(local_dims(port_.dims, cuts));
-    if (elements > 0) boxes_.push_back(std::move(box));
     elements_ += elements;
+    of_devices_[row.device] += elements;
     if (port_.merge != OutputMerge::kConcat && elements != element_count(port_.dims))
-      refuse("of output {}, {} of {} elements are fetched at once", port_.name, elements, element_count(port_.dims));
+      stop({&part}, row.device, "of output {}, {} of {} elements are fetched at once", port_.name, elements,
+           element_count(port_.dims));
+    if (elements > 0) parts_.push_back(std::move(part));
   }
+
   void check() {
     const int64_t whole = element_count(port_.dims);
     if (whole == 0) return;
-    if (boxes_.empty()) refuse("output {} is not fetched", port_.name);
+    if (parts_.empty()) stop({}, lacking(), "it does not fetch output {}, nor does any other device", port_.name);
     if (port_.merge != OutputMerge::kConcat) return;
-    std::sort(boxes_.begin(), boxes_.end());
-    for (size_t k = 1; k < boxes_.size(); ++k)
-      if (boxes_[k].size() != boxes_[0].size()) no_rule("output {} that is cut in two ways", port_.name);
-    check_apart(0, boxes_.size(), 0);
-    if (elements_ != whole) refuse("of output {}, {} of {} elements are fetched", port_.name, elements_, whole);
+    std::ranges::stable_sort(parts_, {}, &Part::box);
+    for (const Part& part : parts_)
+      if (part.box.size() != parts_[0].box.size()) no_rule("output {} that is cut in two ways", port_.name);
+    check_apart(0, parts_.size(), 0);
+    if (elements_ != whole)
+      stop({}, lacking(), "of output {}, {} of {} elements are fetched, and not what this device has of it", port_.name,
+           elements_, whole);
   }
 
  private:
+  template <class... Args>
+  [[noreturn]] void stop(const std::vector<const Part*>& parts, int32_t device, fmt::format_string<Args...> format,
+                         Args&&... args) const {
+    Stopped out{{true, fmt::format(format, std::forward<Args>(args)...)}, {device, -1, -1}};
+    for (const Part* part : parts)
+      out.path.push_back(fmt::format("device {} hands it over by instruction {}, micro-batch {}", part->device->device,
+                                     told(plan_, *part->fetched->segment, part->fetched->instruction),
+                                     part->fetched->row->micro_batch));
+    throw out;
+  }
+
+  // The first device that has to hand over more than it does; -1: by its own cuts none has.
+  int32_t lacking() const {
+    for (const DeviceRow& row : entry_.rows) {
+      if (!hands_over(row, port_)) continue;
+      const auto of_device = of_devices_.find(row.device);
+      if (of_device == of_devices_.end()) return row.device;
+      const auto has = [&](const Part& part) { return part.device == &row; };
+      const auto mine = std::ranges::find_if(parts_, has);
+      if (mine == parts_.end()) continue;  // without elements
+      work::Fetch fetch = mine->fetched->fetch;
+      fetch.whole_batch = true;
+      const auto cuts = handed_over(plan_, entry_, row, *mine->fetched->row, fetch);
+      if (of_device->second < element_count(local_dims(port_.dims, cuts))) return row.device;
+    }
+    return kNone;
+  }
+
   // Of these, which are alike up to `at` and in ascending order, no two meet. Intervals of a cut that overlap without
   // being the same make one bundle, in which each is held against each.
-  void check_apart(size_t begin, size_t end, size_t at) {
+  void check_apart(size_t begin, size_t end, size_t at) const {
     if (end - begin < 2) return;
-    if (at == boxes_[begin].size()) refuse("a part of output {} is handed over twice", port_.name);
+    if (at == parts_[begin].box.size()) overlap(parts_[begin], parts_[begin + 1]);
     while (begin < end) {
       size_t next = begin + 1;
-      int64_t last = boxes_[begin][at + 1];
+      int64_t last = parts_[begin].box[at + 1];
       bool same = true;
-      for (; next < end && boxes_[next][at] < last; ++next) {
-        last = std::max(last, boxes_[next][at + 1]);
-        same &= boxes_[next][at] == boxes_[begin][at] && boxes_[next][at + 1] == boxes_[begin][at + 1];
+      for (; next < end && parts_[next].box[at] < last; ++next) {
+        last = std::max(last, parts_[next].box[at + 1]);
+        same &= parts_[next].box[at] == parts_[begin].box[at] && parts_[next].box[at + 1] == parts_[begin].box[at + 1];
       }
       if (same)
         check_apart(begin, next, at + 2);
@@ -73,13 +116,17 @@ class Boxes {
       begin = next;
     }
   }
-  void check_each(size_t begin, size_t end) {
+  void check_each(size_t begin, size_t end) const {
     constexpr size_t kMost = 4096;
     if (end - begin > kMost)
       no_rule("output {} that is put together from {} parts that overlap", port_.name, end - begin);
     for (size_t a = begin; a < end; ++a)
       for (size_t b = a + 1; b < end; ++b)
-        if (meet(boxes_[a], boxes_[b])) refuse("parts of output {} overlap", port_.name);
+        if (meet(parts_[a].box, parts_[b].box)) overlap(parts_[a], parts_[b]);
+  }
+  [[noreturn]] void overlap(const Part& a, const Part& b) const {
+    const std::string other = a.device == b.device ? "it" : fmt::format("device {}", a.device->device);
+    stop({&a, &b}, b.device->device, "it hands over a part of output {} that {} hands over too", port_.name, other);
   }
   static bool meet(const Ints& a, const Ints& b) {
     for (size_t k = 0; k + 1 < a.size(); k += 2)
@@ -87,8 +134,11 @@ class Boxes {
     return true;
   }
 
+  const Plan& plan_;
+  const Entry& entry_;
   const PlanOutput& port_;
-  std::vector<Ints> boxes_;
+  std::vector<Part> parts_;
+  std::map<int32_t, int64_t> of_devices_;  // elements
   int64_t elements_ = 0;
 };
 
@@ -124,17 +174,17 @@ void check_outputs(const Plan& plan, const Entry& entry) {
   for (const NamedTensor& o : plan.source.outputs)
     if (!has(o.name)) refuse("output {} of the model is none of the entry's", o.name);
   if (plan.source.training.loss != kNone && !has("loss")) refuse("the loss is none of the entry's outputs");
-  std::vector<Boxes> boxes(entry.outputs.begin(), entry.outputs.end());
+  std::vector<Parts> parts;
+  for (const PlanOutput& port : entry.outputs) parts.emplace_back(plan, entry, port);
   std::vector<std::vector<Fetched>> fetches;
   for (const Program& p : entry.programs) fetches.push_back(fetches_of(p));
   for (const DeviceRow& row : entry.rows)
     for (const Fetched& f : fetches[static_cast<size_t>(row.program)]) {
       Watch::look();
-      const PlanOutput& port = entry.outputs[static_cast<size_t>(f.fetch.output)];
-      if (!hands_over(row, port)) continue;
-      boxes[static_cast<size_t>(f.fetch.output)].add(handed_over(plan, entry, row, *f.row, f.fetch));
+      if (hands_over(row, entry.outputs[static_cast<size_t>(f.fetch.output)]))
+        parts[static_cast<size_t>(f.fetch.output)].add(row, f);
     }
-  for (Boxes& each : boxes) each.check();
+  for (Parts& each : parts) each.check();
 }
 
 }  // namespace whale::proof

@@ -20,12 +20,6 @@ using proof::Stopped;
 using proof::Symmetry;
 using proof::Walk;
 
-std::string scope_of(const Plan& plan, ScopeId id) {
-  Graph scopes;
-  scopes.scopes = plan.scopes;
-  return scopes.scope_path(id);
-}
-
 // Where a segment runs several times, in which micro-batch.
 std::string told(const Walk& walk, const At& at) {
   const Instruction& i = walk.instruction(at);
@@ -38,6 +32,7 @@ void fill(EntryProof& out, const Plan& plan, const Entry& entry, const Walk& wal
           Stopped&& stopped) {
   out.verdict = stopped.stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
   out.what = std::move(stopped.stop.what);
+  out.path = std::move(stopped.path);
   std::stable_partition(stopped.reads.begin(), stopped.reads.end(),
                         [](const proof::Held& v) { return !v->terms.whole(); });
   const auto of = [&](const proof::Held& v) {
@@ -55,16 +50,16 @@ void fill(EntryProof& out, const Plan& plan, const Entry& entry, const Walk& wal
       out.path.push_back(fmt::format("that was made of {}, {}", proof::describe(reference, *v), of(v)));
   }
   if (!missing.empty() && stopped.stop.covered && stopped.stop.lacks) out.what += "; it is " + missing;
-  out.device = stopped.at.device;
+  out.at.device = stopped.at.device;
   if (stopped.at.device < 0 || stopped.at.instruction < 0) return;
   const Instruction& i = walk.instruction(stopped.at);
-  if (walk.runs(stopped.at) > 1) out.micro_batch = walk.schedule_row(stopped.at).micro_batch;
-  out.segment = walk.segment(stopped.at).name;
-  out.instruction = i.name;
-  out.verb = std::string(i.verb());
-  out.number = stopped.at.instruction;
-  out.scope = scope_of(plan, i.scope);
-  if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.verb;
+  if (walk.runs(stopped.at) > 1) out.at.micro_batch = walk.schedule_row(stopped.at).micro_batch;
+  out.at.segment = walk.segment(stopped.at).name;
+  out.at.instruction = i.name;
+  out.at.verb = std::string(i.verb());
+  out.at.number = stopped.at.instruction;
+  out.at.scope = plan.scope_path(i.scope);
+  if (out.verdict == ProofVerdict::kNotCovered) out.construct = out.at.verb;
 }
 
 // A session plans steps of other batch sizes by the options of the plan.
@@ -202,11 +197,13 @@ Proof prove(const Plan& plan, bool shown) {
     Proof out;
     try {
       verify(plan);
-    } catch (const Error& e) {
-      if (e.code() != Code::kDataLoss) throw;
+    } catch (const PlanFault& fault) {
       out.verdict = ProofVerdict::kRefuted;
       EntryProof order;
-      order.entry = "all", order.verdict = ProofVerdict::kRefuted, order.what = e.message();
+      order.entry = fault.entry, order.verdict = ProofVerdict::kRefuted, order.what = fault.found;
+      order.at = fault.at, order.path = fault.path;
+      for (const Entry& entry : plan.entries)
+        if (entry.name == fault.entry) order.batch = entry.batch;
       out.entries.push_back(std::move(order));
       return out;
     }

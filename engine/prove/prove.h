@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/fault.h"
 #include "plan/plan.h"
 #include "prove/symmetry.h"
 
@@ -23,11 +24,7 @@ struct EntryProof {
   ProofVerdict verdict = ProofVerdict::kNotCovered;
   std::string what;       // proven: the statement; else what was expected and found, or what no rule is there for
   std::string construct;  // not covered: the op or construct, for counts
-  // Where the walk ended; device -1: none did it.
-  int32_t device = -1;
-  int32_t micro_batch = -1;  // -1: the segment runs once
-  std::string segment, instruction, verb, scope;
-  int32_t number = -1;            // of the instruction in its segment; -1: what the device ends with
+  InstructionPlace at;    // where the walk ended; of a device and no instruction: what it ends with or is
   std::vector<std::string> path;  // who made what it reads
   int64_t walked = 0;             // instructions
   // In exact mode, if it is proven: plans of one program that have the same give the same bits, as far as kernels are

@@ -99,7 +99,7 @@ class Pair {
   std::string name(const Access& a) const {
     if (a.place == kVoted) return "what devices have voted";
     if (a.place == kCommitted) return "whether the step changes variables";
-    return p_.buffers[static_cast<size_t>(a.buffer)].name;
+    return fmt::format("'{}'", p_.buffers[static_cast<size_t>(a.buffer)].name);
   }
 
   const Program& p_;

@@ -1,6 +1,7 @@
 // Where a proof ends before its end.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "prove/value.h"
@@ -15,7 +16,8 @@ struct At {
 struct Stopped {
   Stop stop;
   At at;  // device -1: behind the last instruction
-  std::vector<Held> reads;
+  std::vector<Held> reads = {};
+  std::vector<std::string> path = {};  // what is to be told beside what it reads
 };
 
 }  // namespace whale::proof

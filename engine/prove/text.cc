@@ -3,18 +3,36 @@
 
 namespace whale {
 
+namespace {
+
+// What is not known is left out.
+Json place_of(const InstructionPlace& at) {
+  Json out{{"device", at.device}};
+  if (!at.segment.empty()) out["segment"] = at.segment;
+  if (at.number >= 0)
+    out.update({{"number", at.number}, {"verb", at.verb}, {"instruction", at.instruction}, {"scope", at.scope}});
+  if (at.micro_batch >= 0 || at.number >= 0) out["micro_batch"] = at.micro_batch;
+  return out;
+}
+
+}  // namespace
+
 std::string text(const Proof& proof) {
   std::string out;
   for (const EntryProof& e : proof.entries) {
     const std::string of = e.batch > 0 ? fmt::format(" of {} samples", e.batch) : "";
     out += fmt::format("{}{}: {}: ", e.entry, of, name_of(e.verdict));
-    if (e.device >= 0 && e.number < 0) out += fmt::format("device {}: ", e.device);
-    if (e.device >= 0 && e.number >= 0)
-      out += fmt::format("device {}, instruction {} of {}{}: {} '{}'{}: ", e.device, e.number, e.segment,
-                         e.micro_batch < 0 ? "" : fmt::format(", micro-batch {}", e.micro_batch), e.verb, e.instruction,
-                         e.scope.empty() ? "" : " in " + e.scope);
+    const InstructionPlace& at = e.at;
+    const std::string micro_batch = at.micro_batch < 0 ? "" : fmt::format(", micro-batch {}", at.micro_batch);
+    if (at.device >= 0 && at.number < 0)
+      out += fmt::format("device {}{}{}: ", at.device, at.segment.empty() ? "" : ", " + at.segment, micro_batch);
+    if (at.device >= 0 && at.number >= 0)
+      out += fmt::format("device {}, instruction {} of {}{}: {} '{}'{}: ", at.device, at.number, at.segment,
+                         micro_batch, at.verb, at.instruction, at.scope.empty() ? "" : " in " + at.scope);
     out += e.what + "\n";
     for (const std::string& step : e.path) out += "  " + step + "\n";
+    if (e.verdict != ProofVerdict::kProven && at.number >= 0)
+      out += "  (names in quotes are the plan's, others are of the one-device program)\n";
   }
   return out;
 }
@@ -26,11 +44,7 @@ std::string to_json(const Proof& proof) {
               {"what", e.what},   {"walked", e.walked}, {"construct", e.construct},
               {"path", e.path}};
     if (!e.order.empty()) each["order"] = e.order;
-    if (e.device >= 0 && e.number < 0) each["at"] = {{"device", e.device}};
-    if (e.device >= 0 && e.number >= 0)
-      each["at"] = {
-          {"device", e.device},           {"segment", e.segment}, {"number", e.number},          {"verb", e.verb},
-          {"instruction", e.instruction}, {"scope", e.scope},     {"micro_batch", e.micro_batch}};
+    if (e.at.device >= 0) each["at"] = place_of(e.at);
     out["entries"].push_back(std::move(each));
   }
   return text_of(out);

@@ -124,6 +124,8 @@ std::optional<Stopped> Walk::run(Progress* progress) {
     for (Device& d : devices_)
       if (symmetry_.walked(d.at.device)) end(d);
     end();
+  } catch (Stopped& stopped) {
+    return std::move(stopped);
   } catch (Stop& stop) {
     stop.covered &= !kernels_.guessed();
     if (reads_.empty()) reads_ = lying();
@@ -417,9 +419,11 @@ void Walk::end() {
     refuse("no device votes on the loss, and the step changes variables");
   check_outputs(plan_, entry_);
   for (const auto& [channel, left] : channels_)
-    if (!left.empty())
-      refuse("device {} sends {} to device {}, which does not take it", channel[1],
-             entry_.links[static_cast<size_t>(channel[0])].name, channel[2]);
+    if (!left.empty()) {
+      here_ = {channel[1], -1, -1};
+      refuse("it sends '{}' to device {}, which does not take it", entry_.links[static_cast<size_t>(channel[0])].name,
+             channel[2]);
+    }
 }
 
 }  // namespace whale::proof

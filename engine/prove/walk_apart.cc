@@ -21,7 +21,7 @@ void Walk::check_in_place(const Device& d, const Instruction& i, const work::Ker
     if (o >= i.out.size() || n >= i.in.size()) continue;
     aliases.emplace(o, n);
     if (a.must && is_there(d, i.out[o]) && is_there(d, i.in[n]) && place(d, i.out[o]) != place(d, i.in[n]))
-      refuse("it works in place, and {} lies elsewhere than {}", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
+      refuse("it works in place, and '{}' lies elsewhere than '{}'", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
   }
   check_writes(d, i, i.in.size(), [&](size_t o, size_t n) {
     return aliases.contains({o, n}) && place(d, i.out[o]) == place(d, i.in[n]);
@@ -33,7 +33,7 @@ void Walk::check_in_place(const Device& d, const Instruction& i, const work::Ker
 void Walk::check_apart(const Device& d, const Instruction& i, bool in_place, bool gathers) const {
   for (size_t o = 0; o < i.out.size() && in_place; ++o)
     if (is_there(d, i.out[o]) && is_there(d, i.in.at(o)) && place(d, i.out[o]) != place(d, i.in[o]))
-      refuse("it works in place, and {} lies elsewhere than {}", buffer(d, i.out[o]).name, buffer(d, i.in[o]).name);
+      refuse("it works in place, and '{}' lies elsewhere than '{}'", buffer(d, i.out[o]).name, buffer(d, i.in[o]).name);
   // A copy has its place as another operand.
   check_writes(d, i, std::min(i.in.size(), i.out.size()), [&](size_t o, size_t n) {
     return n == o && (gathers || (in_place && place(d, i.out[o]) == place(d, i.in[n])));
@@ -63,12 +63,13 @@ void Walk::check_writes(const Device& d, const Instruction& i, size_t operands,
     for (const Range& w : written) {
       const auto [o, n] = std::pair(w.number, r.number);
       if (r.written)
-        refuse("it writes {} and {} to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[n]).name);
-      if (!may_meet(o, n)) refuse("it writes {} where it reads {}", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
+        refuse("it writes '{}' and '{}' to the same place", buffer(d, i.out[o]).name, buffer(d, i.out[n]).name);
+      if (!may_meet(o, n))
+        refuse("it writes '{}' where it reads '{}'", buffer(d, i.out[o]).name, buffer(d, i.in[n]).name);
     }
     for (const Range& x : read)
       if (r.written && !may_meet(r.number, x.number))
-        refuse("it writes {} where it reads {}", buffer(d, i.out[r.number]).name, buffer(d, i.in[x.number]).name);
+        refuse("it writes '{}' where it reads '{}'", buffer(d, i.out[r.number]).name, buffer(d, i.in[x.number]).name);
     (r.written ? written : read).push_back(r);
   }
 }

@@ -68,7 +68,7 @@ class MeasuredSeconds {
 std::vector<Event> events_of(const Entries& e, const EntryPeers& peers, const std::vector<int32_t>& classes,
                              const Duration& duration, const Besides& besides = {}) {
   PlanWalk walk(e, peers, classes, steps_of(e.entry, Walked::kAll), Walked::kAll, duration, besides);
-  if (const std::string stuck = walk.run(); !stuck.empty()) throw error(Code::kFailedPrecondition, "{}", stuck);
+  if (const auto stuck = walk.run(); !stuck.text.empty()) throw error(Code::kFailedPrecondition, "{}", stuck.text);
   std::vector<Event> events;
   for (const PlanWalk::Visit& v : walk.visits())
     events.push_back(

@@ -861,6 +861,11 @@ static void test_plan(void) {
   FAILS(whale_plan_prove_json(p, &po, &text), WHALE_INVALID_ARGUMENT, "options.progress");
   FAILS(whale_plan_prove_json(p, NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_prove_json(NULL, NULL, &text), WHALE_INVALID_ARGUMENT, "`plan` is NULL");
+  FAILS(whale_plan_file_prove_json(NULL, WHALE_STR("x.plan"), NULL, &text), WHALE_INVALID_ARGUMENT,
+        "`engine` is NULL");
+  FAILS(whale_plan_file_prove_json(engine, WHALE_STR(""), NULL, &text), WHALE_INVALID_ARGUMENT, "path");
+  FAILS(whale_plan_file_prove_json(engine, WHALE_STR("/nowhere/x.plan"), NULL, &text), WHALE_NOT_FOUND, "x.plan");
+  FAILS(whale_plan_file_prove_json(engine, WHALE_STR("x.plan"), NULL, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_timeline_json(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_serialize(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_print(p, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");

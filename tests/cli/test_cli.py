@@ -163,7 +163,15 @@ def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
             proof = json.loads(done.stdout)
             assert proof["verdict"] == proof["entries"][0]["verdict"] == "refuted"
             told.append(proof["text"])
-    assert any("contradicts itself" in each and "device 0" in each for each in told), told
+            assert proof["entries"][0]["at"]["device"] == 0, proof
+            again = wh.Plan.prove_file(str(path))
+            assert again == proof, (again, proof)
+            with pytest.raises(wh.FailedPrecondition, match="contradicts itself") as raised:
+                wh.Plan.load(str(path))
+            assert raised.value.device == 0, vars(raised.value)
+    assert any("device 0, instruction" in each and "it reads" in each for each in told), told
+    path.write_bytes(b"")
+    assert "is empty" in whale("prove", path, code=2)
     path.write_bytes(data[:100])
     assert "wide.plan" in whale("prove", path, code=2)
 

@@ -160,6 +160,27 @@ struct Row {
   }
 };
 
+// What refusals say of where the damage is.
+struct Told {
+  int64_t refusals = 0, device = 0, instruction = 0, path = 0;
+  std::map<std::string, int64_t> vague;  // without a device or an instruction, by how the message begins
+
+  void count(const Plan& damaged) {
+    Proof proof;
+    try {
+      const std::vector<uint8_t> bytes = serialize(damaged);
+      proof = prove(deserialize_unverified(bytes.data(), bytes.size()));
+    } catch (const Error&) {
+      return;  // no plan file: it is not of the proof
+    }
+    if (proof.verdict != ProofVerdict::kRefuted) return;
+    const auto refuted = std::ranges::find(proof.entries, ProofVerdict::kRefuted, &EntryProof::verdict);
+    const bool at_device = refuted->at.device >= 0, at_instruction = at_device && refuted->at.number >= 0;
+    ++refusals, device += at_device, instruction += at_instruction, path += !refuted->path.empty();
+    if (!at_instruction) ++vague[fmt::format("{}: {}", at_device ? "a device" : "nobody", refuted->what.substr(0, 60))];
+  }
+};
+
 class Kit {
  public:
   explicit Kit(const Arguments& a) : a_(a), faults_(all_faults()), rows_(faults_.size()) {
@@ -263,6 +284,7 @@ class Kit {
     Row& row = rows_[f];
     ++row.planted;
     const Finding found = judge(damaged, g.with, g.trained);
+    if (a_.prove && found.judgement != Judgement::kCrash && found.judgement != Judgement::kHang) told_.count(damaged);
     switch (found.judgement) {
       case Judgement::kRefused:
         ++row.refused;
@@ -373,6 +395,13 @@ class Kit {
     if (a_.undamaged)
       std::printf("%lld undamaged plans, %lld false alarms, %lld not compared\n", static_cast<long long>(undamaged_),
                   static_cast<long long>(alarms_), static_cast<long long>(open_));
+    if (a_.prove) {
+      std::printf("%lld refusals: %lld name a device, %lld an instruction, %lld what led there\n",
+                  static_cast<long long>(told_.refusals), static_cast<long long>(told_.device),
+                  static_cast<long long>(told_.instruction), static_cast<long long>(told_.path));
+      for (const auto& [what, n] : told_.vague)
+        if (a_.verbose) std::printf("  %lld at %s\n", static_cast<long long>(n), what.c_str());
+    }
     std::printf("%lld random models that have no plan\n", static_cast<long long>(no_plan_));
     for (const auto& [why, n] : grounds_)
       std::printf("  %lld plans not used: %s\n", static_cast<long long>(n), why.c_str());
@@ -408,6 +437,7 @@ class Kit {
   }
 
   Precision precision_ = Precision::kFloat64;
+  Told told_;
   const Arguments& a_;
   std::vector<Fault> faults_;
   std::vector<Row> rows_;

@@ -222,8 +222,8 @@ TEST_CASE("proof: the message names the gradient, the op and who made what it re
   CHECK(proof.verdict == ProofVerdict::kRefuted);
   REQUIRE(!proof.entries.empty());
   const EntryProof& train = proof.entries[0];
-  CHECK(train.device >= 0);
-  CHECK(train.verb == "sgd");
+  CHECK(train.at.device >= 0);
+  CHECK(train.at.verb == "sgd");
   CHECK(has(train.what, "weight_decay is 0.5"));
   CHECK(has(text(proof), "(the gradient of w2), of instruction"));
   CHECK(!has(text(proof), "the gradient of w1"));  // which the same instruction updates too

@@ -9,31 +9,33 @@
 
 namespace tool {
 
-Proof::Proof(const whale_plan* plan, double timeout) {
+namespace {
+
+whale_proof_options options_of(double timeout) {
   whale_proof_options options = WHALE_PROOF_OPTIONS_INIT;
   options.timeout_seconds = timeout, options.progress = 1;
-  json_ = tool::text(whale_plan_prove_json, plan, static_cast<const whale_proof_options*>(&options));
+  return options;
+}
+
+}  // namespace
+
+Proof::Proof(const whale_plan* plan, double timeout) {
+  const whale_proof_options options = options_of(timeout);
+  take(tool::text(whale_plan_prove_json, plan, &options));
+}
+
+Proof::Proof(whale_engine* engine, const std::string& path, double timeout) {
+  const whale_proof_options options = options_of(timeout);
+  take(tool::text(whale_plan_file_prove_json, engine, str(path), &options));
+}
+
+void Proof::take(std::string json) {
+  json_ = std::move(json);
   const auto told = nlohmann::json::parse(json_);
   const std::string verdict = told.at("verdict");
   text_ = told.at("text").get<std::string>() + verdict;
   constexpr int kRefuted = 1, kNotCovered = 3;
   exit_code_ = verdict == "proven" ? 0 : verdict == "refuted" ? kRefuted : kNotCovered;
-}
-
-Proof Proof::refuted(const std::string& what) {
-  Proof out;
-  const std::string text = "refuted: " + what + "\n";
-  const nlohmann::ordered_json entry{{"entry", "all"},
-                                     {"verdict", "refuted"},
-                                     {"what", what},
-                                     {"walked", 0},
-                                     {"batch", 0},
-                                     {"construct", ""},
-                                     {"path", nlohmann::ordered_json::array()}};
-  const nlohmann::ordered_json told{{"verdict", "refuted"}, {"text", text}, {"entries", {entry}}};
-  out.json_ = told.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), out.text_ = text + "refuted",
-  out.exit_code_ = 1;
-  return out;
 }
 
 void add_prove(CLI::App& app, int& exit_code) {
@@ -65,7 +67,7 @@ void add_prove(CLI::App& app, int& exit_code) {
         return Proof(plan.get(), state->arguments.timeout);
       } catch (const Failure& e) {
         if (e.code() != WHALE_FAILED_PRECONDITION || kind_of(state->path) != FileKind::kPlan) throw;
-        return Proof::refuted(e.what());
+        return Proof(engine.get(), state->path, state->arguments.timeout);
       }
     }();
     std::printf("%s\n", (state->json ? proof.json() : proof.text()).c_str());

@@ -11,14 +11,15 @@ class Proof {
  public:
   // timeout: seconds, 0: any. On a terminal it shows how far it is.
   Proof(const whale_plan* plan, double timeout);
-  // Of a plan that contradicts itself, as it is told when it is read.
-  static Proof refuted(const std::string& what);
+  // Of a file, also of a plan that contradicts itself.
+  Proof(whale_engine* engine, const std::string& path, double timeout);
   const std::string& json() const { return json_; }
   const std::string& text() const { return text_; }  // lines for a person, the last is the verdict
   int exit_code() const { return exit_code_; }       // 0 proven, 1 refuted, 3 not covered
 
  private:
-  Proof() = default;
+  void take(std::string json);
+
   std::string json_, text_;
   int exit_code_ = 0;
 };

@@ -479,6 +479,7 @@ PROTOTYPES = {
     "whale_plan_simulate": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_report_html": (c_void_p, [c_void_p, POINTER(whale_str), c_size_t, POINTER(whale_text)]),
     "whale_plan_prove_json": (c_void_p, [c_void_p, POINTER(whale_proof_options), POINTER(whale_text)]),
+    "whale_plan_file_prove_json": (c_void_p, [c_void_p, whale_str, POINTER(whale_proof_options), POINTER(whale_text)]),
     "whale_plan_prove": (c_void_p, [c_void_p, POINTER(whale_text)]),
     "whale_plan_device_count": (c_size_t, [c_void_p]),
     "whale_plan_device": (c_void_p, [c_void_p, c_size_t, POINTER(whale_device)]),

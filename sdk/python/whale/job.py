@@ -28,6 +28,16 @@ from .records import Device, Entry, Memory, Port, Variable
 from .report import Profile, Report, report_of, traces_of
 
 
+def _proof(timeout: float, progress: bool, function: Any, *of: Any) -> dict:
+    options = _abi.whale_proof_options()
+    options.struct_size = ctypes.sizeof(options)
+    options.timeout_seconds = arguments.number("timeout", timeout, 0)
+    options.progress = int(arguments.flag("progress", progress))
+    cancel = make("whale_cancel_release", lib.whale_cancel_create)
+    options.cancel = cancel.pointer
+    return json.loads(interruptible(lambda: take_text(function, *of, byref(options)), cancel.pointer))
+
+
 class Plan:
     """What every device does, as a value: printed, saved, loaded, run. Made by ``whale.plan`` or ``Plan.load``.
 
@@ -114,21 +124,21 @@ class Plan:
         ``verdict``: ``"proven"``, ``"refuted"``, or ``"not covered"`` (there is no rule for something in it: nothing is said); ``text``:
         lines for a person; ``entries``: of each ``entry`` (``"train"``, ``"eval"``), ``batch``, ``verdict``, ``what`` (proven: the
         statement; else what was expected and found, or has no rule), ``construct`` that has no rule, ``walked``: how many instructions
-        were, ``path``: who made what it reads, and where an instruction is the reason ``at``: its ``device``, ``segment``, ``number``,
-        ``verb``, ``instruction``, ``scope``, ``micro_batch``. An entry that is proven in exact mode has an ``order``, text: those of two
+        were, ``path``: who made what it reads, and ``at``, as far as it is known: ``device``, ``segment``, and where an instruction is the
+        reason its ``number``, ``verb``, ``instruction``, ``scope``, ``micro_batch`` (-1: the segment runs once). An entry that is proven in exact mode has an ``order``, text: those of two
         plans of one program that have the same give the same bits.
 
         timeout
             Seconds that the proof may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
         progress
             A bar on a terminal (stderr), where it takes more than a second."""
-        options = _abi.whale_proof_options()
-        options.struct_size = ctypes.sizeof(options)
-        options.timeout_seconds = arguments.number("timeout", timeout, 0)
-        options.progress = int(arguments.flag("progress", progress))
-        cancel = make("whale_cancel_release", lib.whale_cancel_create)
-        options.cancel = cancel.pointer
-        return json.loads(interruptible(lambda: take_text(lib.whale_plan_prove_json, self._handle.pointer, byref(options)), cancel.pointer))
+        return _proof(timeout, progress, lib.whale_plan_prove_json, self._handle.pointer)
+
+    @staticmethod
+    def prove_file(path: str, timeout: float = 0, progress: bool = True) -> dict:
+        """``prove`` of a plan file, also of one that contradicts itself (a wait is missing, devices do not agree on a collective, ...), which
+        ``load`` does not take: it is refuted, and ``at`` and ``path`` say where."""
+        return _proof(timeout, progress, lib.whale_plan_file_prove_json, engine(), string(arguments.path("path", path)))
 
     def in_float64(self) -> "Plan":
         """The same plan on reference devices in float64: every group, transfer and instruction stays, and nothing rounds to fewer
