@@ -313,11 +313,12 @@ whale_status* whale_plan_parse(whale_engine* engine, const void* data, size_t si
 
 namespace {
 
-// Errors name the file.
-Plan read_plan(const whale_engine& engine, const std::string& file, Plan (*read)(const uint8_t*, size_t)) {
+// What `made` makes of a file's bytes; its errors name the file.
+template <class Make>
+auto of_file(const whale_engine& engine, const std::string& file, Make made) {
   const std::vector<uint8_t> bytes = read_file(file, engine.limits.file_bytes);
   try {
-    return read(bytes.data(), checked_size(bytes.data(), bytes.size(), "it"));
+    return made(bytes.data(), checked_size(bytes.data(), bytes.size(), "it"));
   } catch (const Error& e) {
     throw Error(e.code(), fmt::format("'{}': {}", brief(file), e.message()))
         .at_op(e.where().op)
@@ -333,7 +334,9 @@ whale_status* whale_plan_load(whale_engine* engine, whale_str path, whale_plan**
     need(engine, "engine");
     need(out, "out");
     const std::string file = nonempty(path, "path");
-    *out = loaded(*engine, read_plan(*engine, file, deserialize), file).release();
+    *out = of_file(*engine, file, [&](const uint8_t* bytes, size_t size) {
+             return loaded(*engine, deserialize(bytes, size), file);
+           }).release();
   });
 }
 
@@ -432,12 +435,12 @@ whale_status* whale_plan_report_html(const whale_plan* plan, const whale_str* tr
 namespace {
 
 // As JSON, under the options of a proof.
-whale_text proof_of(const Plan& p, const whale_proof_options* options) {
+whale_text proof_of(const whale_proof_options* options, const std::function<Proof(bool progress)>& proof) {
   const whale_proof_options given = capi::options(options, whale_proof_options WHALE_PROOF_OPTIONS_INIT, "options");
   const bool progress = flag(given.progress, "options.progress");
   const Watch watch("proving", given.cancel == nullptr ? nullptr : &given.cancel->cancel->flag(),
                     given.timeout_seconds);
-  return make_text(to_json(prove(p, progress)));
+  return make_text(to_json(proof(progress)));
 }
 
 }  // namespace
@@ -446,7 +449,7 @@ whale_status* whale_plan_prove_json(const whale_plan* plan, const whale_proof_op
   return guard([&] {
     const Plan& p = *need(plan, "plan").plan;
     need(out, "out");
-    *out = proof_of(p, options);
+    *out = proof_of(options, [&](bool progress) { return prove(p, progress); });
   });
 }
 
@@ -455,8 +458,16 @@ whale_status* whale_plan_file_prove_json(whale_engine* engine, whale_str path, c
   return guard([&] {
     need(engine, "engine");
     need(out, "out");
-    const Plan plan = read_plan(*engine, nonempty(path, "path"), deserialize_unverified);
-    *out = proof_of(plan, options);
+    const std::string file = nonempty(path, "path");
+    *out = proof_of(options, [&](bool progress) {
+      return of_file(*engine, file, [&](const uint8_t* bytes, size_t size) {
+        const Plan plan = deserialize_unverified(bytes, size);
+        if (std::optional<Proof> refuted = contradiction(plan)) return std::move(*refuted);
+        check_limits(engine->limits, plan);
+        verify_source(plan);
+        return prove(plan, progress);
+      });
+    });
   });
 }
 

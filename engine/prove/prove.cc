@@ -192,21 +192,24 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
   return out;
 }
 
+std::optional<Proof> contradiction(const Plan& plan) {
+  try {
+    verify(plan);
+    return {};
+  } catch (const PlanFault& fault) {
+    EntryProof of;
+    of.entry = fault.entry, of.verdict = ProofVerdict::kRefuted, of.what = fault.found;
+    of.at = fault.at, of.path = fault.path;
+    for (const Entry& entry : plan.entries)
+      if (entry.name == fault.entry) of.batch = entry.batch;
+    return Proof{ProofVerdict::kRefuted, {std::move(of)}};
+  }
+}
+
 Proof prove(const Plan& plan, bool shown) {
   return stoppable([&] {
     Proof out;
-    try {
-      verify(plan);
-    } catch (const PlanFault& fault) {
-      out.verdict = ProofVerdict::kRefuted;
-      EntryProof order;
-      order.entry = fault.entry, order.verdict = ProofVerdict::kRefuted, order.what = fault.found;
-      order.at = fault.at, order.path = fault.path;
-      for (const Entry& entry : plan.entries)
-        if (entry.name == fault.entry) order.batch = entry.batch;
-      out.entries.push_back(std::move(order));
-      return out;
-    }
+    if (std::optional<Proof> refuted = contradiction(plan)) return std::move(*refuted);
     const auto has = [&](const char* name) { return std::ranges::count(plan.entries, name, &Entry::name) > 0; };
     const char* missing = plan.source.training.loss != kNone &&
                                   plan.source.training.optimizer.kind != OptimizerKind::kNone && !has("train")

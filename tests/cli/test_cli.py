@@ -151,7 +151,7 @@ def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
     graph = wh.Graph("wide")
     with graph:
         graph.minimize(wh.nn.linear(wh.input("x", (2, 3)), 1013).mean(), wh.SGD(0.1))
-    path, told = tmp_path / "wide.plan", []
+    path, told, damaged = tmp_path / "wide.plan", [], 0
     wh.plan(graph, devices="null:2", strategy="replica").save(str(path))
     data = path.read_bytes()
     data = data[:8] + bytes(4) + data[12:]  # without the mark of a checksum, as from another producer
@@ -169,6 +169,11 @@ def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
             with pytest.raises(wh.FailedPrecondition, match="contradicts itself") as raised:
                 wh.Plan.load(str(path))
             assert raised.value.device == 0, vars(raised.value)
+        elif done.returncode == 2:  # damaged: nothing is said of it
+            with pytest.raises(wh.WhaleError):
+                wh.Plan.prove_file(str(path))
+            damaged += 1
+    assert damaged > 0
     assert any("device 0, instruction" in each and "it reads" in each for each in told), told
     path.write_bytes(b"")
     assert "is empty" in whale("prove", path, code=2)
