@@ -462,10 +462,18 @@ whale_status* whale_plan_file_prove_json(whale_engine* engine, whale_str path, c
     *out = proof_of(options, [&](bool progress) {
       return of_file(*engine, file, [&](const uint8_t* bytes, size_t size) {
         const Plan plan = deserialize_unverified(bytes, size);
-        if (std::optional<Proof> refuted = contradiction(plan)) return std::move(*refuted);
         check_limits(engine->limits, plan);
-        verify_source(plan);
-        return prove(plan, progress);
+        Proof proof = prove(plan, progress);
+        if (proof.verdict == ProofVerdict::kRefuted) return proof;
+        try {
+          verify_source(plan);
+        } catch (const Error& e) {
+          if (e.code() != Code::kDataLoss) throw;
+          EntryProof of;
+          of.entry = "all", of.verdict = ProofVerdict::kRefuted, of.what = e.message();
+          proof = {ProofVerdict::kRefuted, {std::move(of)}};
+        }
+        return proof;
       });
     });
   });

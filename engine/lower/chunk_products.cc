@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <set>
 
 #include "cost/overlap.h"
 
@@ -149,12 +148,29 @@ class Chunker {
     return (op->code == OpCode::k_all_reduce || op->code == OpCode::k_reduce_scatter) && before_reduce(k, *op);
   }
 
+  // Whether the product may go in chunks of what is gathered for it. Of the graph alone: members of the group that adds
+  // up what it makes may have nothing to gather, and have to know it all the same.
+  bool follows_gather(const Op& product) const {
+    const TensorId x = product.inputs[0];
+    const OpId made = g_.tensor(x).producer;
+    return made != kNone && g_.op(made).code == OpCode::k_all_gather && goes_with(g_.op(made), product);
+  }
+  // It is the first that reads what is gathered.
+  bool goes_with(const Op& gather, const Op& reader) const {
+    const TensorId y = gather.outputs[0];
+    const auto& readers = low_.readers[static_cast<size_t>(y)];
+    return gather.inputs.size() == 1 && !low_.kept[static_cast<size_t>(y)] && !readers.empty() &&
+           &g_.op(*std::min_element(readers.begin(), readers.end())) == &reader && is_product(g_, reader) &&
+           reader.inputs[0] == y && reader.inputs[1] != y && gather.phase == reader.phase &&
+           gather.stage == reader.stage && gather.region == reader.region;
+  }
+
   // matmul -> all_reduce, reduce_scatter.
   bool before_reduce(size_t k, const Op& op) {
     const TensorId y = op.inputs[0];
     const OpId made = g_.tensor(y).producer;
     if (made == kNone || !is_product(g_, g_.op(made)) || low_.readers[static_cast<size_t>(y)].size() != 1 ||
-        low_.kept[static_cast<size_t>(y)] || chunked_.contains(&g_.op(made)))
+        low_.kept[static_cast<size_t>(y)] || follows_gather(g_.op(made)))
       return false;
     const Instruction& collective = in_->instructions[k];
     const BufferId whole = collective.in[0], result = collective.out[0];
@@ -199,18 +215,15 @@ class Chunker {
   bool after_gather(size_t k, const Op& op) {
     const TensorId y = op.outputs[0];
     const auto& readers = low_.readers[static_cast<size_t>(y)];
-    if (readers.empty() || low_.kept[static_cast<size_t>(y)]) return false;
+    if (readers.empty()) return false;
     const Op& reader = g_.op(*std::min_element(readers.begin(), readers.end()));
-    if (!is_product(g_, reader) || reader.inputs[0] != y || reader.inputs[1] == y || op.phase != reader.phase ||
-        op.stage != reader.stage || op.region != reader.region)
-      return false;
+    if (!goes_with(op, reader)) return false;
     const Instruction& collective = in_->instructions[k];
     const BufferId from = collective.in[0], whole = collective.out[0];
     if (buffer(whole).alias != kNone) return false;
     const RowsOf r = rows_of(buffer(whole).dims, collective);
     const int64_t n = chunks(reader, op, r, buffer(whole).dims);
     if (n == 1) return false;
-    chunked_.insert(&reader);  // also where this device has none of it: what follows is decided for all members
     size_t product = k + 1;
     while (product < in_->size()) {
       const Instruction& i = in_->instructions[product];
@@ -247,7 +260,6 @@ class Chunker {
   List* in_ = nullptr;              // of the segment at work, in order
   List out_;                        // what becomes of it
   std::map<size_t, List> instead_;  // what stands in the place of products that are still to come
-  std::set<const Op*> chunked_;     // products in chunks of what they gather
 };
 
 }  // namespace

@@ -346,6 +346,13 @@ void check_output(const Plan& plan, const Entry& entry, size_t o) {
   if (output.cut_by.size() != mesh.axes.size())
     fail(mesh.devices.empty() ? 0 : mesh.devices[0], fmt::format("output '{}' is cut by {} axes, its mesh has {}",
                                                                  output.name, output.cut_by.size(), mesh.axes.size()));
+  if (output.merge == OutputMerge::kConcat && output.batch_dim >= 0 &&
+      (!inside(output.batch_dim, output.dims) ||
+       output.dims[static_cast<size_t>(output.batch_dim)] % std::max<int64_t>(entry.batch, 1)))
+    fail(
+        mesh.devices.empty() ? 0 : mesh.devices[0],
+        fmt::format("output '{}' of shape {} has its samples along dimension {}, which the batch of {} does not divide",
+                    output.name, to_string(output.dims), output.batch_dim, entry.batch));
   if (output.merge == OutputMerge::kConcat || element_count(output.dims) == 0) return;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
     const Ints at = mesh.coordinates(static_cast<int64_t>(k));

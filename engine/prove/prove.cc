@@ -167,6 +167,21 @@ EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& for
   return out;
 }
 
+// What verify(plan) says; none: nothing.
+std::optional<Proof> contradiction(const Plan& plan) {
+  try {
+    verify(plan);
+    return {};
+  } catch (const PlanFault& fault) {
+    EntryProof of;
+    of.entry = fault.entry, of.verdict = ProofVerdict::kRefuted, of.what = fault.found;
+    of.at = fault.at, of.path = fault.path;
+    for (const Entry& entry : plan.entries)
+      if (entry.name == fault.entry) of.batch = entry.batch;
+    return Proof{ProofVerdict::kRefuted, {std::move(of)}};
+  }
+}
+
 }  // namespace
 
 EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, bool shown) {
@@ -190,20 +205,6 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
     if (auto proof = proven_as(form)) return *proof;
   }
   return out;
-}
-
-std::optional<Proof> contradiction(const Plan& plan) {
-  try {
-    verify(plan);
-    return {};
-  } catch (const PlanFault& fault) {
-    EntryProof of;
-    of.entry = fault.entry, of.verdict = ProofVerdict::kRefuted, of.what = fault.found;
-    of.at = fault.at, of.path = fault.path;
-    for (const Entry& entry : plan.entries)
-      if (entry.name == fault.entry) of.batch = entry.batch;
-    return Proof{ProofVerdict::kRefuted, {std::move(of)}};
-  }
 }
 
 Proof prove(const Plan& plan, bool shown) {

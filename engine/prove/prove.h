@@ -1,7 +1,6 @@
 // Is a plan equal to the one-device program of its source? Found without running it (docs/proof.md).
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,9 +42,6 @@ struct Proof {
 Proof prove(const Plan& plan, bool shown = false);
 EntryProof prove(const Plan& plan, const Entry& entry, proof::Symmetry::Sought sought = proof::Symmetry::Sought::kYes,
                  bool shown = false);
-
-// What verify(plan) says, as a proof; none: nothing.
-std::optional<Proof> contradiction(const Plan& plan);
 
 std::string text(const Proof& proof);  // for a terminal
 std::string to_json(const Proof& proof);

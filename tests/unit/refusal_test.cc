@@ -267,6 +267,18 @@ TEST_CASE("refused: an input that has its samples along another dimension") {
   CHECK_MESSAGE(has(text(proof), "samples along dimension 1, in the one-device program along 0"), text(proof));
 }
 
+TEST_CASE("refused: an output that has its samples along another dimension") {
+  const Plan plan = plan_of(small::mlp(8).g, "null:2", "replica(2)", [](CompileOptions& o) { o.fetch = {"logits"}; });
+  for (const int dim : {1, 2, 0}) {
+    Plan damaged = plan;
+    for (PlanOutput& o : damaged.entries[0].outputs)
+      if (o.name == "logits") o.batch_dim = dim;
+    const Proof proof = prove(damaged);
+    CHECK_MESSAGE(proof.verdict == (dim == 0 ? ProofVerdict::kProven : ProofVerdict::kRefuted), text(proof));
+    CHECK((dim == 0 || (has(text(proof), "output 'logits'") && proof.entries[0].at.device == 0)));
+  }
+}
+
 TEST_CASE("proof: options that other batch sizes are planned by are exemptions") {
   const auto stated = [](const std::function<void(PlanOptions&)>& change) {
     Plan plan = plan_of(small::mlp(8).g, "null:2", "replica(2)");

@@ -66,7 +66,8 @@ void add_prove(CLI::App& app, int& exit_code) {
         const Plan plan = open_plan(engine.get(), state->path, state->arguments);
         return Proof(plan.get(), state->arguments.timeout);
       } catch (const Failure& e) {
-        if (e.code() != WHALE_FAILED_PRECONDITION || kind_of(state->path) != FileKind::kPlan) throw;
+        const bool wrong = e.code() == WHALE_FAILED_PRECONDITION || e.code() == WHALE_DATA_LOSS;
+        if (!wrong || kind_of(state->path) != FileKind::kPlan) throw;
         return Proof(engine.get(), state->path, state->arguments.timeout);
       }
     }();

@@ -251,3 +251,15 @@ def test_a_model_is_profiled_and_a_plan_goes_by_it(tmp_path):
 def test_ranks_measure_alike():
     found = on_each(wh.worlds(2), lambda world: wh.probe("ref:2", world=world))
     assert found[0] == found[1] and [d["rank"] for d in found[0]["devices"]] == [0, 1]
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize("strategy", ["split(3) > split(2, shares=[3,1])", "split(2, shares=[3,1]) > split(3)"])
+def test_members_without_what_is_gathered_cut_products_like_the_others(strategy, chunks):
+    """Two heads on six devices: some have none, and nothing to gather, of a product whose result they add up with the others."""
+    g = wh.Graph("heads")
+    with g:
+        context, ids, table = wh.input("context", (8, 5, 8)), wh.input("ids", (8, 5), wh.int32), wh.parameter("table", (7, 8), wh.normal(0.3))
+        x = wh.nn.attention(wh.nn.linear(wh.ops.embedding(table, ids), 8), 2, context=context)
+        g.minimize(wh.ops.square(wh.nn.linear(x, 8)).mean(), wh.AdamW(0.1))
+    assert wh.plan(g, devices="null:6", strategy=strategy, matmul_chunks=chunks).prove()["verdict"] == "proven"
