@@ -434,6 +434,18 @@ whale_status* whale_plan_report_html(const whale_plan* plan, const whale_str* tr
 
 namespace {
 
+// Of a plan that is not refuted: nor does it contradict its source?
+void check_source_of(const Plan& plan, Proof& proof) {
+  try {
+    verify_source(plan);
+  } catch (const Error& e) {
+    if (e.code() != Code::kDataLoss) throw;
+    EntryProof of;
+    of.entry = "all", of.verdict = ProofVerdict::kRefuted, of.what = e.message();
+    proof = {ProofVerdict::kRefuted, {std::move(of)}};
+  }
+}
+
 // As JSON, under the options of a proof.
 whale_text proof_of(const whale_proof_options* options, const std::function<Proof(bool progress)>& proof) {
   const whale_proof_options given = capi::options(options, whale_proof_options WHALE_PROOF_OPTIONS_INIT, "options");
@@ -461,19 +473,15 @@ whale_status* whale_plan_file_prove_json(whale_engine* engine, whale_str path, c
     const std::string file = nonempty(path, "path");
     *out = proof_of(options, [&](bool progress) {
       return of_file(*engine, file, [&](const uint8_t* bytes, size_t size) {
-        const Plan plan = deserialize_unverified(bytes, size);
-        check_limits(engine->limits, plan);
-        Proof proof = prove(plan, progress);
-        if (proof.verdict == ProofVerdict::kRefuted) return proof;
         try {
-          verify_source(plan);
-        } catch (const Error& e) {
-          if (e.code() != Code::kDataLoss) throw;
-          EntryProof of;
-          of.entry = "all", of.verdict = ProofVerdict::kRefuted, of.what = e.message();
-          proof = {ProofVerdict::kRefuted, {std::move(of)}};
+          const Plan plan = deserialize_unverified(bytes, size);
+          check_limits(engine->limits, plan);
+          Proof proof = prove(plan, progress);
+          if (proof.verdict != ProofVerdict::kRefuted) check_source_of(plan, proof);
+          return proof;
+        } catch (const PlanFault& fault) {
+          return refutation(fault);
         }
-        return proof;
       });
     });
   });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace whale {
 namespace {
@@ -26,8 +27,14 @@ int32_t first_device(const Entry& entry, const Program* program) {
 // Who made what, and who reads it, in a program of which nothing is known to be right.
 class Paths {
  public:
-  Paths(const Plan& plan, const Program& program, const Segment& segment)
-      : plan_(plan), p_(program), s_(static_cast<size_t>(&segment - program.segments.data())) {}
+  // `row`: of the schedule, from which the path begins; nullptr: the last one that runs the segment.
+  Paths(const Plan& plan, const Program& program, const Segment& segment, const ScheduleRow* row)
+      : plan_(plan), p_(program), s_(static_cast<size_t>(&segment - program.segments.data())) {
+    const auto is_own = [&](const ScheduleRow& r) { return r.segment == static_cast<int32_t>(s_); };
+    size_t number = p_.schedule.size();
+    while (row == nullptr && number > 0 && !is_own(p_.schedule[number - 1])) --number;
+    row_ = row != nullptr ? static_cast<size_t>(row - p_.schedule.data()) : number - (number > 0);
+  }
 
   std::vector<std::string> to(size_t k) const {
     std::vector<std::string> out;
@@ -35,10 +42,11 @@ class Paths {
     for (const BufferId b : p_.segments[s_].instructions[k].in) {
       if (!there(b) || std::ranges::count(seen, b) || seen.size() == kMostOperands) continue;
       seen.push_back(b);
-      const auto maker = maker_of(b, {s_, k});
+      const auto maker = maker_of(b, {row_, s_, k});
       out.push_back(fmt::format("it reads '{}', {}", buffer(b).name, source(b, maker)));
       if (seen.size() == 1) follow(maker, out);
     }
+    if (std::string variable = goes_into(k); !variable.empty()) out.push_back(std::move(variable));
     for (const BufferId b : p_.segments[s_].instructions[k].out)
       if (const auto reader = there(b) ? reader_of(b, k) : std::nullopt; reader && out.size() < 2 * kMostOperands)
         out.push_back(fmt::format("'{}' is read by instruction {}", buffer(b).name, text(*reader)));
@@ -47,7 +55,7 @@ class Paths {
 
  private:
   struct Place {
-    size_t segment, index;
+    size_t row, segment, index;
   };
 
   bool there(BufferId b) const { return b >= 0 && b < std::ssize(p_.buffers); }
@@ -60,31 +68,26 @@ class Paths {
   }
   std::string text(const Place& at) const { return told(plan_, p_.segments[at.segment], at.index); }
 
-  std::optional<Place> last_writer(BufferId b, size_t segment, size_t before) const {
+  std::optional<size_t> last_writer(BufferId b, size_t segment, size_t before) const {
     const auto& list = p_.segments[segment].instructions;
     for (size_t k = std::min(before, list.size()); k-- > 0;)
-      if (std::ranges::any_of(list[k].out, [&](BufferId o) { return meet(o, b); })) return Place{segment, k};
+      if (std::ranges::any_of(list[k].out, [&](BufferId o) { return meet(o, b); })) return k;
     return {};
   }
   std::optional<Place> maker_of(BufferId b, const Place& reader) const {
-    if (auto here = last_writer(b, reader.segment, reader.index)) return here;
-    std::vector<bool> seen(p_.segments.size());
-    seen[reader.segment] = true;
-    bool before = false;  // rows before the first one of the reader
-    for (size_t r = p_.schedule.size(); r-- > 0;) {
+    if (const auto here = last_writer(b, reader.segment, reader.index)) return Place{reader.row, reader.segment, *here};
+    std::vector<char> seen(p_.segments.size());
+    for (size_t r = std::min(reader.row, p_.schedule.size()); r-- > 0;) {
       const auto s = static_cast<size_t>(p_.schedule[r].segment);
-      if (s >= seen.size()) continue;
-      before |= s == reader.segment;
-      if (!before || seen[s]) continue;
-      seen[s] = true;
-      if (auto other = last_writer(b, s, SIZE_MAX)) return other;
+      if (s >= seen.size() || std::exchange(seen[s], 1)) continue;
+      if (const auto there = last_writer(b, s, SIZE_MAX)) return Place{r, s, *there};
     }
     return {};
   }
   std::optional<Place> reader_of(BufferId b, size_t behind) const {
     const auto& list = p_.segments[s_].instructions;
     for (size_t k = behind + 1; k < list.size(); ++k)
-      if (std::ranges::any_of(list[k].in, [&](BufferId i) { return meet(i, b); })) return Place{s_, k};
+      if (std::ranges::any_of(list[k].in, [&](BufferId i) { return meet(i, b); })) return Place{row_, s_, k};
     return {};
   }
   std::string source(BufferId b, const std::optional<Place>& maker) const {
@@ -96,12 +99,70 @@ class Paths {
       default: return "which no instruction before it makes";
     }
   }
-  // Back from the first operand to its first operand, and so on.
+  // Whether it hands on what it reads, or adds it to more of the same.
+  static bool hands_on(const Instruction& i) {
+    constexpr OpCode kThose[] = {OpCode::k_accumulate, OpCode::k_add,         OpCode::k_cast,     OpCode::k_concat,
+                                 OpCode::k_mul,        OpCode::k_local_slice, OpCode::k_part_view};
+    const work::Kernel* kernel = i.kernel();
+    return kernel == nullptr || std::ranges::count(kThose, kernel->op) > 0;
+  }
+  // Of an update of many, the parameter before the operand.
+  std::string updated(const Instruction& i, size_t operand) const {
+    for (size_t n = std::min(operand + 1, i.in.size()); n-- > 0;)
+      if (there(i.in[n]) && buffer(i.in[n]).kind == BufferKind::kVariable && inside(buffer(i.in[n]).ref) &&
+          plan_.variables[static_cast<size_t>(buffer(i.in[n]).ref)].role == Role::kParameter)
+        return plan_.variables[static_cast<size_t>(buffer(i.in[n]).ref)].name;
+    return "";
+  }
+  bool inside(int32_t variable) const { return variable >= 0 && variable < std::ssize(plan_.variables); }
+
+  // The parameter whose gradient, or a part of it, an instruction makes, or reads where it makes nothing, as the plan's
+  // own updates say; "": of none.
+  std::string goes_into(size_t k) const {
+    const Instruction& first = p_.segments[s_].instructions[k];
+    if (first.phase == Phase::kForward) return "";
+    BufferIds held = first.out.empty() ? first.in : first.out;
+    const auto is_held = [&](BufferId b) {
+      return there(b) && std::ranges::any_of(held, [&](BufferId h) { return there(h) && meet(h, b); });
+    };
+    std::vector<char> seen(p_.segments.size());
+    for (size_t r = row_; r < p_.schedule.size(); ++r) {
+      const auto s = static_cast<size_t>(p_.schedule[r].segment);
+      if (s >= seen.size() || std::exchange(seen[s], 1)) continue;
+      const auto& list = p_.segments[s].instructions;
+      for (size_t n = s == s_ ? k : 0; n < list.size(); ++n) {
+        const Instruction& i = list[n];
+        const auto at = std::ranges::find_if(i.in, is_held) - i.in.begin();
+        if (at == std::ssize(i.in)) continue;
+        const bool updates =
+            std::ranges::any_of(i.out, [&](BufferId b) { return there(b) && buffer(b).kind == BufferKind::kVariable; });
+        if (updates && n == k && s == s_) return "";  // its own names say it
+        if (updates) {
+          const std::string name = updated(i, static_cast<size_t>(at));
+          return name.empty() ? ""
+                              : fmt::format("it is of the gradient of {}, which instruction {} reads", name,
+                                            told(plan_, p_.segments[s], n));
+        }
+        if (n == k && s == s_) continue;
+        if (!hands_on(i)) continue;
+        const bool each = i.group() != kNone && i.in.size() == i.out.size();
+        for (size_t o = 0; o < i.out.size(); ++o)
+          if (!each || is_held(i.in[o])) held.push_back(i.out[o]);
+      }
+    }
+    return "";
+  }
+
+  // Back from the first operand to its first operand, and so on; of a sum that goes on, to what is added to it.
   void follow(std::optional<Place> at, std::vector<std::string>& out) const {
     for (size_t step = 0; at && step < kMostSteps; ++step) {
-      const BufferIds& in = p_.segments[at->segment].instructions[at->index].in;
-      const auto first = std::ranges::find_if(in, [&](BufferId b) { return there(b); });
-      if (first == in.end()) return;
+      const Instruction& i = p_.segments[at->segment].instructions[at->index];
+      const auto goes_on = [&](BufferId b) {
+        return i.group() == kNone && std::ranges::any_of(i.out, [&](BufferId o) { return meet(o, b); });
+      };
+      auto first = std::ranges::find_if(i.in, [&](BufferId b) { return there(b) && !goes_on(b); });
+      if (first == i.in.end()) first = std::ranges::find_if(i.in, [&](BufferId b) { return there(b); });
+      if (first == i.in.end()) return;
       const BufferId b = *first;
       at = maker_of(b, *at);
       out.push_back(fmt::format("that was made of '{}', {}", buffer(b).name, source(b, at)));
@@ -110,7 +171,7 @@ class Paths {
 
   const Plan& plan_;
   const Program& p_;
-  size_t s_;
+  size_t s_, row_ = 0;
 };
 
 }  // namespace
@@ -135,10 +196,11 @@ FaultSite site_of(const Program& program, BufferId buffer) {
   });
 }
 
-PlanFault::PlanFault(std::string message, std::string of_entry, std::string what_is_found, InstructionPlace place,
+PlanFault::PlanFault(std::string message, const Entry* of_entry, std::string what_is_found, InstructionPlace place,
                      std::vector<std::string> that_led_there)
     : Error(Code::kDataLoss, std::move(message)),
-      entry(std::move(of_entry)),
+      entry(of_entry != nullptr ? of_entry->name : "all"),
+      batch(of_entry != nullptr ? of_entry->batch : 0),
       found(std::move(what_is_found)),
       at(std::move(place)),
       path(std::move(that_led_there)) {
@@ -157,12 +219,13 @@ void fail_at(const Plan& plan, const Entry& entry, const FaultSite& site, const 
     at.segment = site.segment->name;
     const auto is_own = [&](const ScheduleRow& row) { return row.segment == number; };
     if (at.micro_batch == kNone && std::ranges::count_if(p.schedule, is_own) > 1)
-      at.micro_batch = std::ranges::find_if(p.schedule, is_own)->micro_batch;
+      at.micro_batch = (site.row != nullptr ? *site.row : *std::ranges::find_if(p.schedule, is_own)).micro_batch;
     if (site.instruction < site.segment->instructions.size()) {
       const Instruction& i = site.segment->instructions[site.instruction];
       at.number = static_cast<int32_t>(site.instruction);
       at.instruction = i.name, at.verb = verb_of(i), at.scope = plan.scope_path(i.scope);
-      for (std::string& step : Paths(plan, p, *site.segment).to(site.instruction)) path.push_back(std::move(step));
+      for (std::string& step : Paths(plan, p, *site.segment, site.row).to(site.instruction))
+        path.push_back(std::move(step));
     }
   }
   const std::string instruction = at.number < 0
@@ -170,13 +233,13 @@ void fail_at(const Plan& plan, const Entry& entry, const FaultSite& site, const 
                                       : fmt::format("segment '{}', instruction {}: {} '{}'{}: ", at.segment, at.number,
                                                     at.verb, at.instruction, at.scope.empty() ? "" : " in " + at.scope);
   throw PlanFault(fmt::format("plan '{}', entry '{}'{}: {}{}", plan.model, entry.name, where, instruction, found),
-                  entry.name, found, std::move(at), std::move(path));
+                  &entry, found, std::move(at), std::move(path));
 }
 
 void fail_at(const Plan& plan, int32_t device, const std::string& found) {
   InstructionPlace at;
   at.device = device;
-  throw PlanFault(fmt::format("plan '{}': {}", plan.model, found), "all", found, std::move(at), {});
+  throw PlanFault(fmt::format("plan '{}': {}", plan.model, found), nullptr, found, std::move(at), {});
 }
 
 }  // namespace whale

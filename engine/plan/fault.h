@@ -23,10 +23,11 @@ std::string told(const Plan& plan, const Segment& segment, size_t instruction);
 
 // What verify(plan) throws. The message says all of it; beside it are its parts.
 struct PlanFault : Error {
-  PlanFault(std::string message, std::string of_entry, std::string what_is_found, InstructionPlace place,
+  PlanFault(std::string message, const Entry* of_entry, std::string what_is_found, InstructionPlace place,
             std::vector<std::string> that_led_there);
 
   std::string entry;  // "all": of none
+  int64_t batch = 0;  // of the entry
   std::string found;
   InstructionPlace at;
   std::vector<std::string> path;  // who made what the instruction reads, or reads what it makes
@@ -38,7 +39,8 @@ struct FaultSite {
   int32_t device = kNone;  // kNone: the first that runs the program
   const Segment* segment = nullptr;
   size_t instruction = SIZE_MAX;
-  int32_t micro_batch = kNone;         // kNone: the first of the segment, if it runs several times
+  int32_t micro_batch = kNone;         // kNone: of the row, or of the segment's first, if it runs several times
+  const ScheduleRow* row = nullptr;    // of the program's schedule; nullptr: any of the segment's
   std::vector<std::string> path = {};  // what is known beside operands and results
 };
 // The first instruction that has a buffer, or the first for which `is_it` holds; none: of the program alone.

@@ -372,7 +372,8 @@ std::string to_json(const Plan& plan);  // for the SDKs' pictures: devices, memo
 void verify(const Plan& plan);  // references, offsets, liveness, order of collectives; throws PlanFault (plan/fault.h)
 std::vector<uint8_t> serialize(const Plan& plan);
 Plan deserialize(const uint8_t* data, size_t size);  // verified: any bytes give a Plan or an Error
-// Whatever verify(plan) would say of it: for those who ask it themselves.
+// Whatever verify(plan) would say of it: for those who ask it themselves. Throws PlanFault where an op does not fit its
+// operands.
 Plan deserialize_unverified(const uint8_t* data, size_t size);
 
 }  // namespace whale

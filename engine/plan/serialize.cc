@@ -571,44 +571,54 @@ void check_types(const Program& program, Instruction& i) {
   std::vector<bool> present;
   for (const BufferId id : i.in) in.push_back(type_of(program, id)), present.push_back(id != kNone);
   for (const BufferId id : i.out) out.push_back(type_of(program, id));
+  auto& kernel = *i.as<work::Kernel>();
+  kernel.attrs = checked_attrs(kernel);
+  const std::vector<TensorType> types = infer(kernel.op, kernel.attrs, in, present);
+  if (types == out) return;
+  std::vector<std::string> want, found;
+  for (const TensorType& t : types) want.push_back(to_string(t));
+  for (const TensorType& t : out) found.push_back(to_string(t));
+  throw invalid("results are {}, expected {}", fmt::join(found, ", "), fmt::join(want, ", "));
+}
+
+// `check`, of an instruction of the program; what it refuses is a fault of the plan.
+template <class Check>
+void told_of(const Plan& plan, const Entry& entry, const Program& program, size_t segment, size_t instruction,
+             int32_t device, Check check) {
   try {
-    auto& kernel = *i.as<work::Kernel>();
-    kernel.attrs = checked_attrs(kernel);
-    const std::vector<TensorType> types = infer(kernel.op, kernel.attrs, in, present);
-    if (types != out) {
-      std::vector<std::string> want, found;
-      for (const TensorType& t : types) want.push_back(to_string(t));
-      for (const TensorType& t : out) found.push_back(to_string(t));
-      throw invalid("results are {}, expected {}", fmt::join(found, ", "), fmt::join(want, ", "));
-    }
+    check();
   } catch (const Error& e) {
-    throw Error(e.code(), fmt::format("not a valid plan file: instruction '{}': {}", i.name, e.message()))
-        .at_op(i.name);
+    fail_at(plan, entry,
+            {.program = &program, .device = device, .segment = &program.segments[segment], .instruction = instruction},
+            "", e.message());
   }
 }
 
-void check_types(Program& program) {
-  for (Segment& s : program.segments)
-    for (Instruction& i : s.instructions)
-      if (i.kernel() != nullptr) check_types(program, i);
+void check_types(const Plan& plan, Entry& entry) {
+  for (Program& program : entry.programs)
+    for (size_t s = 0; s < program.segments.size(); ++s)
+      for (size_t k = 0; k < program.segments[s].instructions.size(); ++k)
+        if (Instruction& i = program.segments[s].instructions[k]; i.kernel() != nullptr)
+          told_of(plan, entry, program, s, k, kNone, [&] { check_types(program, i); });
 }
 
 // So must they with the attributes that rows fill in.
-void check_placed_types(const Program& program, const std::vector<const DeviceRow*>& rows) {
+void check_placed_types(const Plan& plan, const Entry& entry, const Program& program,
+                        const std::vector<const DeviceRow*>& rows) {
   const std::vector<Hole>& holes = program.holes;
   const auto of_attribute = [](const Hole& h) { return h.kind == HoleKind::kAttribute; };
   for (auto first = std::find_if(holes.begin(), holes.end(), of_attribute); first != holes.end();) {
     const auto end = std::find_if(first, holes.end(), [&](const Hole& h) {
       return !of_attribute(h) || h.segment != first->segment || h.instruction != first->instruction;
     });
-    Instruction placed =
-        program.segments[static_cast<size_t>(first->segment)].instructions[static_cast<size_t>(first->instruction)];
+    const auto s = static_cast<size_t>(first->segment), k = static_cast<size_t>(first->instruction);
+    Instruction placed = program.segments[s].instructions[k];
     std::set<Ints> seen;
     for (const DeviceRow* row : rows) {
       const auto values = row->placed.begin() + (first - holes.begin());
       if (!seen.emplace(values, values + (end - first)).second) continue;
       for (auto h = first; h != end; ++h) placed.as<work::Kernel>()->attrs[h->attribute] = *(values + (h - first));
-      check_types(program, placed);
+      told_of(plan, entry, program, s, k, row->device, [&] { check_types(program, placed); });
     }
     first = std::find_if(end, holes.end(), of_attribute);
   }
@@ -661,7 +671,6 @@ Program read_program(Fields& f, const fb::Program* t, const Plan& plan) {
   }
   out.holes = read_all(f, t->holes(), read_hole);
   check_length(f, out, plan);
-  check_types(out);
   if (const HoleFault fault = fault_of_holes(out); !fault.what.empty()) throw f.bad(fault.what);
   return out;
 }
@@ -723,7 +732,8 @@ Entry read_entry(Fields& f, const fb::Entry* t, const Plan& plan) {
   out.programs = read_all(f, t->programs(), read_program, plan);
   out.rows = read_all(f, t->rows(), read_row, plan, out);
   const auto rows = rows_of_programs(out);
-  for (size_t p = 0; p < rows.size(); ++p) check_placed_types(out.programs[p], rows[p]);
+  check_types(plan, out);
+  for (size_t p = 0; p < rows.size(); ++p) check_placed_types(plan, out, out.programs[p], rows[p]);
   out.links = read_all(f, t->links(), read_link, plan);
   if (out.rows.size() != plan.devices.size()) {
     throw f.bad(fmt::format("entry '{}' has {} rows for {} devices", out.name, out.rows.size(), plan.devices.size()));
@@ -831,16 +841,16 @@ Plan deserialize_unverified(const uint8_t* bytes, size_t size) {
 }
 
 Plan deserialize(const uint8_t* bytes, size_t size) {
-  Plan out = deserialize_unverified(bytes, size);
   try {
+    Plan out = deserialize_unverified(bytes, size);
     verify(out);
+    return out;
   } catch (const PlanFault& fault) {
     throw error(Code::kFailedPrecondition, "the plan contradicts itself: {}", fault.message())
         .at_op(fault.at.instruction)
         .at_scope(fault.at.scope)
         .at_device(fault.at.device);
   }
-  return out;
 }
 
 }  // namespace whale

@@ -29,7 +29,7 @@ void VerifyContext::fail(FaultSite site, const std::string& what) const {
 
 void VerifyContext::fail_row(const ScheduleRow& row, const std::string& what) const {
   FaultSite site;
-  site.micro_batch = row.micro_batch;
+  site.row = &row, site.micro_batch = row.micro_batch;
   if (row.segment >= 0 && row.segment < std::ssize(program.segments))
     site.segment = &program.segments[static_cast<size_t>(row.segment)];
   fail(std::move(site), what);
@@ -188,14 +188,19 @@ void check_row_waits(const Context& c) {
     const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;
     int32_t last = 0;
     for (const RowWait& w : p.row_waits[static_cast<size_t>(row.waits)]) {
-      FaultSite site{.segment = &p.segments[static_cast<size_t>(row.segment)], .micro_batch = row.micro_batch};
+      FaultSite site{
+          .segment = &p.segments[static_cast<size_t>(row.segment)], .micro_batch = row.micro_batch, .row = &row};
+      const Segment& earlier = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)];
+      const std::string awaited = inside(w.on.index, before)
+                                      ? "instruction " + told(c.plan, earlier, static_cast<size_t>(w.on.index))
+                                      : fmt::format("instruction {} of {}", w.on.index, earlier.name);
       if (!inside(w.at, now) || w.at < last)
         c.fail(site, fmt::format("instruction {} waits for the row before, and is not the next one that does", w.at));
       site.instruction = static_cast<size_t>(w.at);
       if (!inside(w.on.index, before) || before[static_cast<size_t>(w.on.index)].queue != w.on.queue)
-        c.fail(site, fmt::format("waits for {} of the row before on another queue than its own", w.on.index));
+        c.fail(site, fmt::format("waits for {}, of the row before, on another queue than its own", awaited));
       if (w.on.queue == now[static_cast<size_t>(w.at)].queue)
-        c.fail(site, fmt::format("waits for {} of the row before, which is on its own queue", w.on.index));
+        c.fail(site, fmt::format("waits for {}, of the row before, which is on its own queue", awaited));
       last = w.at;
     }
   }

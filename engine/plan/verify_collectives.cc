@@ -53,14 +53,15 @@ class Shapes {
   }
 
   // One behind the other, one a member.
-  void check_cuts(const std::vector<Interval>& cuts) const {
+  void check_cuts(const std::vector<Interval>& cuts, BufferId of) const {
     if (!first_) return;
     if (cuts.size() != members_)
-      fail(fmt::format("it has cuts of {} members, its group has {}", cuts.size(), members_));
+      fail(fmt::format("it has cuts of '{}' for {} members, its group has {}", buffer(of).name, cuts.size(), members_));
     int64_t at = 0;
     for (const Interval& cut : cuts) {
       if (cut.begin != at || cut.end < at)
-        fail(fmt::format("its cut [{}, {}) does not follow {}", cut.begin, cut.end, at));
+        fail(fmt::format("its cut [{}, {}) of '{}' for member {} should begin at {}", cut.begin, cut.end,
+                         buffer(of).name, &cut - cuts.data(), at));
       at = cut.end;
     }
   }
@@ -86,7 +87,7 @@ class Shapes {
         fail("its operands are of different types");
       if (elements(whole) == 0) continue;
       const std::vector<Interval>& all = of_.cuts[n].cuts;
-      check_cuts(all);
+      check_cuts(all, wholes[n]);
       if (elements(part) != unit(whole, of_.cuts[n].sub_axis, all.back().end) * all[rank_].size())
         fail(fmt::format("'{}' of shape {} is not [{}, {}) of '{}' of shape {}", part.name, to_string(part.dims),
                          all[rank_].begin, all[rank_].end, whole.name, to_string(whole.dims)));
@@ -98,8 +99,8 @@ class Shapes {
     const Buffer &x = buffer(i_.in[0]), &y = buffer(i_.out[0]);
     if (of_.cuts.size() != 1) fail("it has cuts before and after");
     const std::vector<Interval>&from = of_.cuts[0].cuts, &to = of_.to.cuts;
-    check_cuts(from);
-    check_cuts(to);
+    check_cuts(from, i_.in[0]);
+    check_cuts(to, i_.out[0]);
     const int64_t before = from[rank_].size() * to.back().end, after = from.back().end * to[rank_].size();
     const bool fits = before > 0  ? elements(x) % before == 0 && elements(y) == elements(x) / before * after
                       : after > 0 ? elements(x) == 0 && elements(y) % after == 0

@@ -118,7 +118,12 @@ void verify_commit(const VerifyContext& c, bool step) {
   }
   const Segment& segment = order.segment(*vote);
   const Instruction& v = segment.instructions[vote->index];
-  if (loss == kNone || storage_of(p, v.in[0]) != loss) c.fail(segment, vote->index, "votes on what is not the loss");
+  if (loss == kNone || storage_of(p, v.in[0]) != loss)
+    c.fail(segment, vote->index,
+           loss == kNone
+               ? "votes, and this device has no loss"
+               : fmt::format("votes on '{}', and what it hands out as the loss is '{}'",
+                             p.buffers[static_cast<size_t>(v.in[0])].name, p.buffers[static_cast<size_t>(loss)].name));
   if (!step) c.fail(segment, vote->index, "votes, and no variable is written");
   if (commit && !order.before(static_cast<size_t>(p.schedule[vote->row].segment), vote->index, *commit))
     c.fail(segment, vote->index, "votes, and the commit does not wait for it");

@@ -201,7 +201,7 @@ void check_values(const VerifyContext& c, const std::vector<Held>& all, const st
       };
       const ScheduleRow*& maker = made[x.versions > 1 ? static_cast<size_t>(row.version) : 0];
       const auto fail = [&](const std::string& what) {
-        c.fail({.segment = &segment, .instruction = reader(), .micro_batch = row.micro_batch}, what);
+        c.fail({.segment = &segment, .instruction = reader(), .micro_batch = row.micro_batch, .row = &row}, what);
       };
       if (reads && !maker) fail(fmt::format("reads '{}', which nothing has written", x.name));
       if (reads && !maker->whole && !row.whole && maker->micro_batch != row.micro_batch)
@@ -290,6 +290,7 @@ struct Use {
   Bytes bytes;
   bool writes = false;
   size_t by = 0;
+  BufferId buffer = kNone;
 };
 
 // Of the row before, by queue, in order.
@@ -300,7 +301,8 @@ std::array<std::vector<Use>, kQueues> uses_of(const Program& p, const ScheduleRo
     for (const bool writes : {false, true})
       for (const BufferId b : writes ? s.instructions[k].out : s.instructions[k].in)
         if (b != kNone)
-          out[static_cast<size_t>(s.instructions[k].queue)].push_back({bytes_of_storage(p, b, row.version), writes, k});
+          out[static_cast<size_t>(s.instructions[k].queue)].push_back(
+              {bytes_of_storage(p, b, row.version), writes, k, b});
   return out;
 }
 
@@ -337,11 +339,20 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
           const auto& list = uses[t];
           for (auto u = list.rbegin(); u != list.rend() && static_cast<int64_t>(u->by) > clock.now()[t]; ++u)
             if ((writes || u->writes) && mine.meets(u->bytes))
-              c.fail(
-                  {.segment = &later, .instruction = k, .micro_batch = now.micro_batch},
-                  fmt::format("in micro-batch {} it {} bytes that instruction {} ('{}') of the row before may still "
-                              "be at, and does not wait for it",
-                              now.micro_batch, writes ? "writes" : "reads", u->by, earlier.instructions[u->by].name));
+              c.fail({.segment = &later,
+                      .instruction = k,
+                      .micro_batch = now.micro_batch,
+                      .row = &now,
+                      .path = {fmt::format("instruction {}, micro-batch {}, {} '{}'", told(c.plan, earlier, u->by),
+                                           before.micro_batch, u->writes ? "writes" : "reads",
+                                           p.buffers[static_cast<size_t>(u->buffer)].name)}},
+                     fmt::format(
+                         "it {} '{}' and does not wait for instruction {} of {} ('{}'), of the row before, which {}{}",
+                         writes ? "writes" : "reads", p.buffers[static_cast<size_t>(b)].name, u->by, earlier.name,
+                         earlier.instructions[u->by].name, u->writes ? "writes" : "reads",
+                         u->buffer == b
+                             ? " it"
+                             : fmt::format(" '{}' in the same bytes", p.buffers[static_cast<size_t>(u->buffer)].name)));
         }
       };
       for (const BufferId b : i.in)

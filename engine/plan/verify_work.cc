@@ -23,10 +23,22 @@ FaultSite site_on(const Entry& entry, int32_t device, const std::function<bool(c
   return {.device = device};
 }
 
-// Of the number-th cut of the batch, on a device.
+// Of the number-th cut of the batch, on a device: at what is fed by it.
 [[noreturn]] void fail(const Plan& plan, const Entry& entry, int32_t device, size_t number, const std::string& what) {
-  const auto reads = [&](const Instruction& i) { return i.samples() == static_cast<int32_t>(number); };
-  fail_at(plan, entry, site_on(entry, device, reads), "", what);
+  const auto feeds = [&](const Instruction& i) {
+    return i.kind() == InstructionKind::kFeed && i.samples() == static_cast<int32_t>(number);
+  };
+  fail_at(plan, entry, site_on(entry, device, feeds), "", what);
+}
+
+// Where two cuts of the batch differ first: "micro-batch 1: [2, 5), expected [3, 6)".
+std::string difference(const SampleCut& found, const SampleCut& expected) {
+  const auto text = [](const Interval& i) { return fmt::format("[{}, {})", i.begin, i.end); };
+  for (size_t u = 0; u < found.micro_batches.size() && u < expected.micro_batches.size(); ++u)
+    if (found.micro_batches[u] != expected.micro_batches[u])
+      return fmt::format("micro-batch {}: {}, expected {}", u, text(found.micro_batches[u]),
+                         text(expected.micro_batches[u]));
+  return fmt::format("all: {}, expected {}", text(found.whole), text(expected.whole));
 }
 
 // ---- samples ------------------------------------------------------------------------------------------------------
@@ -85,7 +97,8 @@ void check_samples(const Plan& plan, const Entry& entry) {
   for (const Mesh& mesh : plan.meshes) of_mesh.emplace_back(mesh, entry, runs);
   const size_t axes = plan.meshes[0].axes.size();
   for (size_t number = 0; number < cuts; ++number) {
-    size_t most = 0;  // rows that some set explains
+    size_t most = 0;    // rows that some set explains
+    uint64_t best = 0;  // that set
     bool explained = false;
     for (uint64_t mask = 0; mask < uint64_t{2} << axes && !explained; ++mask) {
       size_t r = 0;
@@ -95,12 +108,15 @@ void check_samples(const Plan& plan, const Entry& entry) {
         if (!(of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates) == row.samples[number])) break;
       }
       explained = r == entry.rows.size();
-      most = std::max(most, r);
+      if (r > most) most = r, best = mask;
     }
-    if (!explained)
-      fail(plan, entry, entry.rows[most].device, number,
-           fmt::format("the samples of device {} ({} of its cuts of the batch) are not its share of {}", most, number,
-                       entry.batch));
+    if (explained) continue;
+    const DeviceRow& row = entry.rows[most];
+    fail(
+        plan, entry, row.device, number,
+        fmt::format("the samples of device {} ({} of its cuts of the batch) are not its share of {}; {}", row.device,
+                    number, entry.batch,
+                    difference(row.samples[number], of_mesh[static_cast<size_t>(row.mesh)].at(best, row.coordinates))));
   }
 }
 
@@ -179,6 +195,13 @@ int32_t first_other(const Group& group, const Group& wanted) {
   return group.parts.empty() || group.parts[0].empty() ? kNone : group.parts[0][0];
 }
 
+// The part that a device is in; empty: it is in none.
+std::vector<int32_t> part_with(const Group& group, int32_t device) {
+  const auto with = [&](const auto& part) { return std::ranges::count(part, device) > 0; };
+  const auto found = std::ranges::find_if(group.parts, with);
+  return found == group.parts.end() ? std::vector<int32_t>{} : *found;
+}
+
 }  // namespace
 
 void verify_groups(const Plan& plan) {
@@ -189,9 +212,11 @@ void verify_groups(const Plan& plan) {
   for (size_t g = 0; g < lines.size(); ++g)
     if (plan.groups[g].axis != lines[g].axis || plan.groups[g].parts != lines[g].parts) {
       const int32_t device = first_other(plan.groups[g], lines[g]);
-      const std::string what =
-          fmt::format("group {} ('{}') is not the devices along axis '{}' of its meshes in their order", g,
-                      plan.groups[g].axis, lines[g].axis);
+      const std::string what = fmt::format(
+          "group {} ('{}') is not the devices along axis '{}' of its meshes in their order; with device {}: [{}], "
+          "expected [{}]",
+          g, plan.groups[g].axis, lines[g].axis, device, fmt::join(part_with(plan.groups[g], device), ","),
+          fmt::join(part_with(lines[g], device), ","));
       for (const Entry& entry : plan.entries) {
         FaultSite site =
             site_on(entry, device, [&](const Instruction& i) { return i.group() == static_cast<int32_t>(g); });

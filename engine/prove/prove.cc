@@ -141,7 +141,7 @@ EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& for
   out.entry = entry.name, out.batch = entry.batch;
   try {
     Reference reference(plan, entry, form);
-    proof::check_settings(plan, reference);
+    proof::check_settings(plan, entry, reference);
     // Whether the samples of two are halves of a node is nothing that grows by equal steps.
     const bool alike = plan.options.exact && sought == Symmetry::Sought::kYes;
     const Symmetry symmetry(plan, entry, alike ? Symmetry::Sought::kSamplesAlike : sought);
@@ -173,12 +173,7 @@ std::optional<Proof> contradiction(const Plan& plan) {
     verify(plan);
     return {};
   } catch (const PlanFault& fault) {
-    EntryProof of;
-    of.entry = fault.entry, of.verdict = ProofVerdict::kRefuted, of.what = fault.found;
-    of.at = fault.at, of.path = fault.path;
-    for (const Entry& entry : plan.entries)
-      if (entry.name == fault.entry) of.batch = entry.batch;
-    return Proof{ProofVerdict::kRefuted, {std::move(of)}};
+    return refutation(fault);
   }
 }
 
@@ -205,6 +200,13 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
     if (auto proof = proven_as(form)) return *proof;
   }
   return out;
+}
+
+Proof refutation(const PlanFault& fault) {
+  EntryProof of;
+  of.entry = fault.entry, of.batch = fault.batch, of.verdict = ProofVerdict::kRefuted, of.what = fault.found;
+  of.at = fault.at, of.path = fault.path;
+  return {ProofVerdict::kRefuted, {std::move(of)}};
 }
 
 Proof prove(const Plan& plan, bool shown) {

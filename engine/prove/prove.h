@@ -43,6 +43,8 @@ Proof prove(const Plan& plan, bool shown = false);
 EntryProof prove(const Plan& plan, const Entry& entry, proof::Symmetry::Sought sought = proof::Symmetry::Sought::kYes,
                  bool shown = false);
 
+Proof refutation(const PlanFault& fault);  // of a plan that contradicts itself
+
 std::string text(const Proof& proof);  // for a terminal
 std::string to_json(const Proof& proof);
 

@@ -38,7 +38,12 @@ void check_variable(const PlanVariable& v, const Variable& of, const Graph& g) {
 
 }  // namespace
 
-void check_settings(const Plan& plan, const Reference& reference) {
+void check_settings(const Plan& plan, const Entry& entry, const Reference& reference) {
+  // What a session plans steps of other sizes by.
+  if (&entry == plan.entries.data() && !entry.rows.empty() && !entry.rows[0].samples.empty())
+    if (const auto own = std::ssize(entry.rows[0].samples[0].micro_batches); own != plan.micro_batches)
+      refuse("steps of other sizes are planned in {} micro-batches, this one has {}", plan.micro_batches, own);
+
   const Training& training = plan.source.training;
   if (!same(plan.optimizer, training.optimizer)) refuse("the optimizer's numbers are not the model's");
   if (!same(plan.lr_schedule, training.lr_schedule)) refuse("the schedule of the learning rate is not the model's");

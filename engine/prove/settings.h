@@ -7,6 +7,6 @@
 namespace whale::proof {
 
 // Optimizer, learning rate, precision and variables are those of the source; stops where they are not.
-void check_settings(const Plan& plan, const Reference& reference);
+void check_settings(const Plan& plan, const Entry& entry, const Reference& reference);
 
 }  // namespace whale::proof

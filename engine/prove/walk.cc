@@ -289,7 +289,8 @@ bool Walk::step(Device& d) {
 
 void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   check_in_place(d, i, k);
-  if (rows(d, i, k)) return;
+  const bool own = k.op == OpCode::k_concat && may_be_own_concat(i);
+  if (!own && rows(d, i, k)) return;
   KernelCall call{.code = k.op,
                   .attrs = k.attrs,
                   .key = k.key,
@@ -311,6 +312,7 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
   try {
     made = kernels_.run(call);
   } catch (const Stop& stop) {
+    if (own && rows(d, i, k)) return;
     if (!stop.operands.empty()) reads_.clear();  // the others are right
     for (const size_t n : stop.operands)
       if (held[n]) reads_.push_back(held[n]);

@@ -80,6 +80,7 @@ class Walk {
   void check_writes(const Device& d, const Instruction& i, size_t operands,
                     const std::function<bool(size_t result, size_t operand)>& may_meet) const;
   bool gather_rows(const Meeting& meeting, const work::Collective& c, size_t operand);
+  bool may_be_own_concat(const Instruction& i) const;
   bool rows(Device& d, const Instruction& i, const work::Kernel& k);
   void kernel(Device& d, const Instruction& i, const work::Kernel& k);
   void feed(Device& d, const Instruction& i, const work::Feed& f);

@@ -184,7 +184,12 @@ bool Walk::receive(Device& d, const Instruction& i, const work::Receive& r) {
     if (p.at.size() != local.size()) refuse("a message of {} dimensions for {}", p.at.size(), to_string(local));
     elements += p.value->region.size();
   }
-  if (elements < element_count(local)) refuse("a message of {} elements for {}", elements, to_string(local));
+  if (elements < element_count(local)) {
+    std::string from;
+    for (const auto& [device, n] : taken) from += fmt::format("{}{}", from.empty() ? "" : ", ", device);
+    refuse("by link '{}' come {} elements, from {}, for {}", link.name, elements,
+           from.empty() ? "no device" : "device " + from, to_string(local));
+  }
   const Held value = joined(ref_, pieces, local);
   write(d, i.out[0], *value);
   return true;

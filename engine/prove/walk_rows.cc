@@ -50,6 +50,12 @@ void Walk::write_rows(Device& d, BufferId id, const std::vector<Memory::Part>& r
   if (at.begin != end) refuse("rows leave {} bytes of {} as they were", end - at.begin, b.name);
 }
 
+// It may be the program's own concat, of which this device has zeros in the place of an operand.
+bool Walk::may_be_own_concat(const Instruction& i) const {
+  const auto fits = [&](OpId id) { return ref_.graph().op(id).inputs.size() == i.in.size(); };
+  return std::ranges::any_of(ref_.ops_of(OpCode::k_concat), fits);
+}
+
 // A slice of whole rows is the bytes that they are: the rows may be terms of one sum, which are no part of one value.
 bool Walk::rows(Device& d, const Instruction& i, const work::Kernel& k) {
   if (k.op == OpCode::k_concat && attr_int(k.attrs, "axis") == 0) {

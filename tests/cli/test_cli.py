@@ -194,6 +194,21 @@ def test_a_plan_that_contradicts_itself_is_refuted(tmp_path):
     assert "wide.plan" in whale("prove", path, code=2)
 
 
+def test_plans_of_one_order_are_told(tmp_path):
+    """Exact mode, without a split like one device, with one not; and what is not exact says nothing of bits."""
+    model = tmp_path / "mlp.whale"
+    whale("model", "mlp", "-o", model)
+    for name, devices, strategy, exact in (("one", 1, "replica", True), ("two", 2, "replica", True), ("split", 2, "split(2)", True), ("free", 2, "replica", False)):
+        whale("plan", model, "--devices", f"null:{devices}", "--strategy", strategy, *(["--exact"] if exact else []), "-o", tmp_path / f"{name}.plan")
+    for name, code, told in (("two", 0, "yes"), ("split", 1, "no ("), ("free", 3, "not known")):
+        done = subprocess.run(
+            [WHALE, "prove", tmp_path / f"{name}.plan", "--same-bits", tmp_path / "one.plan"], capture_output=True, text=True
+        )
+        assert done.returncode == code and f"one.plan: {told}" in done.stdout and done.stdout.endswith("\nproven\n"), done
+    told = whale("prove", tmp_path / "two.plan", "--same-bits", tmp_path / "one.plan", "--json")
+    assert json.loads(told)["same_bits"]["verdict"] == "yes"
+
+
 def test_a_recurrence_is_proven(tmp_path):
     """Each step of it adds terms by twice as many ways as the one before: more than anybody counts, of few kinds."""
     model = tmp_path / "gnmt.whale"

@@ -115,7 +115,7 @@ TEST_CASE("refused by the verifier: the instruction and what led there") {
     });
     CHECK(proof.at.device == 2);
     CHECK(proof.at.number >= 0);
-    CHECK(has(proof.what, "does not wait for it"));
+    CHECK(has(proof.what, "and does not wait for instruction"));
     CHECK(!proof.path.empty());
   }
   SUBCASE("what is read is made later") {

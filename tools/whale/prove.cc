@@ -11,6 +11,8 @@ namespace tool {
 
 namespace {
 
+constexpr int kRefuted = 1, kNotCovered = 3;  // exit codes
+
 whale_proof_options options_of(double timeout) {
   whale_proof_options options = WHALE_PROOF_OPTIONS_INIT;
   options.timeout_seconds = timeout, options.progress = 1;
@@ -34,13 +36,39 @@ void Proof::take(std::string json) {
   const auto told = nlohmann::json::parse(json_);
   const std::string verdict = told.at("verdict");
   text_ = told.at("text").get<std::string>() + verdict;
-  constexpr int kRefuted = 1, kNotCovered = 3;
   exit_code_ = verdict == "proven" ? 0 : verdict == "refuted" ? kRefuted : kNotCovered;
+}
+
+namespace {
+
+// In exact mode, of an entry: how its bits are made; "": it is not told.
+std::string order_of(const nlohmann::json& proof, const std::string& entry) {
+  for (const auto& each : proof.at("entries"))
+    if (each.at("entry") == entry) return each.value("order", "");
+  return "";
+}
+
+}  // namespace
+
+void Proof::compare(const Proof& other, const std::string& name) {
+  auto mine = nlohmann::ordered_json::parse(json_);
+  const auto theirs = nlohmann::json::parse(other.json_);
+  bool known = mine.at("verdict") == "proven" && theirs.at("verdict") == "proven", same = true;
+  for (const auto& entry : mine.at("entries")) {
+    const std::string a = entry.value("order", ""), b = order_of(theirs, entry.at("entry"));
+    known &= !a.empty() && !b.empty(), same &= a == b;
+  }
+  const std::string told = !known ? "not known" : same ? "yes" : "no (sums in another order, or another program)";
+  mine["same_bits"] = nlohmann::ordered_json{{"as", name}, {"verdict", !known ? "not known" : same ? "yes" : "no"}};
+  json_ = mine.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const size_t last = text_.rfind('\n');
+  text_.insert(last == std::string::npos ? 0 : last + 1, "same bits as " + name + ": " + told + "\n");
+  if (exit_code_ == 0 && !(known && same)) exit_code_ = known ? kRefuted : kNotCovered;
 }
 
 void add_prove(CLI::App& app, int& exit_code) {
   struct State {
-    std::string path;
+    std::string path, beside;
     bool json = false;
     PlanArguments arguments;
   };
@@ -53,6 +81,12 @@ void add_prove(CLI::App& app, int& exit_code) {
       "no plan to prove, or no time");
   command->add_option("FILE", state->path, "a .plan file, or a .whale file that is planned first")->required();
   command->add_flag("--json", state->json, "print as JSON");
+  command
+      ->add_option(
+          "--same-bits", state->beside,
+          "another .plan file: say whether both give the same bits, as exact mode has them (exit code 1: others, 3: "
+          "not known)")
+      ->type_name("PLAN");
   add_fetch(*command, state->arguments);
   add_plan_options(*command, state->arguments);
   bound_proof(*command);
@@ -61,7 +95,7 @@ void add_prove(CLI::App& app, int& exit_code) {
       throw Failure(
           "--trials runs candidates, and `whale prove` opens no device; plan with it, and prove the plan file");
     const Engine engine = make_engine(state->arguments.init_dir);
-    const Proof proof = [&] {
+    Proof proof = [&] {
       try {
         const Plan plan = open_plan(engine.get(), state->path, state->arguments);
         return Proof(plan.get(), state->arguments.timeout);
@@ -71,6 +105,8 @@ void add_prove(CLI::App& app, int& exit_code) {
         return Proof(engine.get(), state->path, state->arguments.timeout);
       }
     }();
+    if (!state->beside.empty())
+      proof.compare(Proof(engine.get(), state->beside, state->arguments.timeout), state->beside);
     std::printf("%s\n", (state->json ? proof.json() : proof.text()).c_str());
     exit_code = proof.exit_code();
   });

@@ -240,6 +240,22 @@ def test_right_plan_is_proven(case):
     assert proof["verdict"] == "proven", proof["text"]
 
 
+@pytest.mark.parametrize("batch, devices, accumulation", [(6, 3, 3), (6, 3, 4), (5, 3, 2), (4, 4, 2)])
+def test_rows_of_a_table_that_is_looked_up_under_a_split_and_elsewhere(batch, devices, accumulation):
+    """In some micro-batches a device has rows of one lookup, and of the other none."""
+    graph = wh.Graph()
+    with graph:
+        x, ids = wh.input("x", (batch, 2, 4)), wh.input("ids", (batch, 2), wh.int32)
+        table = wh.parameter("table", (9, 4), wh.normal(0.3))
+        with wh.split(devices):
+            h = x + wh.nn.linear(wh.ops.embedding(table, ids), 4)
+        with wh.replica(devices):
+            h = (h * wh.ops.embedding(table, ids)).reshape(-1, 8)
+            graph.minimize(wh.ops.square(wh.nn.linear(h, 6)).mean(), wh.SGD(0.1, sparse_updates=True))
+    proof = wh.plan(graph, devices=f"null:{devices}", accumulation=accumulation).prove(progress=False)
+    assert proof["verdict"] == "proven", proof["text"]
+
+
 def test_plans_of_one_order_have_the_same_bits():
     """A loss that is computed whole, by the classes' parts, and through a pipeline, on CPU devices."""
     graph = wh.Graph()
