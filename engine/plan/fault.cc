@@ -101,8 +101,8 @@ class Paths {
   }
   // Whether it hands on what it reads, or adds it to more of the same.
   static bool hands_on(const Instruction& i) {
-    constexpr OpCode kThose[] = {OpCode::k_accumulate, OpCode::k_add,         OpCode::k_cast,     OpCode::k_concat,
-                                 OpCode::k_mul,        OpCode::k_local_slice, OpCode::k_part_view};
+    constexpr OpCode kThose[] = {OpCode::k_accumulate, OpCode::k_add,         OpCode::k_cast,
+                                 OpCode::k_concat,     OpCode::k_local_slice, OpCode::k_part_view};
     const work::Kernel* kernel = i.kernel();
     return kernel == nullptr || std::ranges::count(kThose, kernel->op) > 0;
   }
