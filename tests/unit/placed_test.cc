@@ -139,7 +139,7 @@ TEST_CASE("what rows fill in is checked like the program's own") {
   CHECK(has(error_after([&](Program&, DeviceRow& r) { r.placed[part] = -4; }), "is placed at -4"));
   CHECK(has(error_after([&](Program&, DeviceRow& r) { r.placed[part] -= 1; }), "not a multiple of 4"));
   CHECK(has(error_after([&](Program&, DeviceRow& r) { r.placed[origin] = 1 << 20; }), "is placed at 1048576"));
-  CHECK(has(error_after([&](Program&, DeviceRow& r) { r.placed[begin] += 1; }), "instruction '"));
+  CHECK(has(error_after([&](Program&, DeviceRow& r) { r.placed[begin] += 1; }), ": results are "));
   CHECK(has(error_after([&](Program&, DeviceRow& r) { r.placed.pop_back(); }), "values for"));
   CHECK(has(error_after([&](Program& p, DeviceRow&) { set_value(p, p.holes[origin], 4); }), "in the program it is 4"));
   CHECK(has(error_after([&](Program& p, DeviceRow&) { std::swap(p.holes[0], p.holes[1]); }), "not behind the last"));
