@@ -137,7 +137,12 @@ class Plan:
     @staticmethod
     def prove_file(path: str, timeout: float = 0, progress: bool = True) -> dict:
         """``prove`` of a plan file, also of one that contradicts itself (a wait is missing, devices do not agree on a collective, ...) or its
-        model, which ``load`` does not take: it is refuted, and ``at`` and ``path`` say where."""
+        model, which ``load`` does not take: it is refuted, and ``at`` and ``path`` say where.
+
+        timeout
+            Seconds that the proof may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
+        progress
+            A bar on a terminal (stderr), where it takes more than a second."""
         return _proof(timeout, progress, lib.whale_plan_file_prove_json, engine(), string(arguments.path("path", path)))
 
     def in_float64(self) -> "Plan":
