@@ -687,12 +687,12 @@ typedef struct whale_proof_options {
  * the reason its `number`, `verb`, `instruction`, `scope`, `micro_batch` (-1: the segment runs once). An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits. A verdict is no error. */
 WHALE_API whale_status *whale_plan_prove_json(const whale_plan *plan, const whale_proof_options *options /* may be NULL */,
                                               whale_text *out);
-/* The same of a plan file, also of one that contradicts itself or its model, which whale_plan_load does not take: it is refuted, with device,
+/* The same, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
+WHALE_API whale_status *whale_plan_prove(const whale_plan *plan, whale_text *out);
+/* As whale_plan_prove_json, of a plan file, also of one that contradicts itself or its model, which whale_plan_load does not take: it is refuted, with device,
  * instruction and who made what that reads. Errors are those of a file that is no plan or is damaged otherwise, and of whale_plan_prove_json. */
 WHALE_API whale_status *whale_plan_file_prove_json(whale_engine *engine, whale_str path,
                                                    const whale_proof_options *options /* may be NULL */, whale_text *out);
-/* The same, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */
-WHALE_API whale_status *whale_plan_prove(const whale_plan *plan, whale_text *out);
 /* The devices of a plan, in its order. */
 WHALE_API size_t whale_plan_device_count(const whale_plan *plan);
 WHALE_API whale_status *whale_plan_device(const whale_plan *plan, size_t index, whale_device *out);
