@@ -442,7 +442,7 @@ void check_source_of(const Plan& plan, Proof& proof) {
     if (e.code() != Code::kDataLoss) throw;
     EntryProof of;
     of.entry = "all", of.verdict = ProofVerdict::kRefuted, of.what = e.message();
-    proof = {ProofVerdict::kRefuted, {std::move(of)}};
+    proof.verdict = ProofVerdict::kRefuted, proof.entries = {std::move(of)};
   }
 }
 

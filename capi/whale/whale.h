@@ -681,7 +681,8 @@ typedef struct whale_proof_options {
 #define WHALE_PROOF_OPTIONS_INIT {sizeof(whale_proof_options), 0, 0.0, 0}
 
 /* Is the plan equal to the one-device program of its source? Found without running it or opening a device, of each entry (docs/proof.md). JSON:
- * `verdict`: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); `text`: lines for a person; `entries`:
+ * `verdict`: "proven", "refuted", or "not covered" (there is no rule for something in it: nothing is said); `text`: lines for a person; `program`: a
+ * hash of the source, "" where the plan contradicts itself; `entries`:
  * of each `entry`, `batch`, `verdict`, `what` (proven: the statement; else what was expected and found, or has no rule), `construct` that has no
  * rule, `walked` instructions, `path`: who made what it reads, and `at`, as far as it is known: `device`, `segment`, and where an instruction is
  * the reason its `number`, `verb`, `instruction`, `scope`, `micro_batch` (-1: the segment runs once). An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits. A verdict is no error. */

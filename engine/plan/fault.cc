@@ -106,13 +106,12 @@ class Paths {
     const work::Kernel* kernel = i.kernel();
     return kernel == nullptr || std::ranges::count(kThose, kernel->op) > 0;
   }
-  // Of an update of many, the parameter before the operand.
+  // Updates read a gradient behind its parameter: that one's name. "": the operand is none.
   std::string updated(const Instruction& i, size_t operand) const {
-    for (size_t n = std::min(operand + 1, i.in.size()); n-- > 0;)
-      if (there(i.in[n]) && buffer(i.in[n]).kind == BufferKind::kVariable && inside(buffer(i.in[n]).ref) &&
-          plan_.variables[static_cast<size_t>(buffer(i.in[n]).ref)].role == Role::kParameter)
-        return plan_.variables[static_cast<size_t>(buffer(i.in[n]).ref)].name;
-    return "";
+    const BufferId before = operand > 0 ? i.in[operand - 1] : kNone;
+    if (!there(before) || buffer(before).kind != BufferKind::kVariable || !inside(buffer(before).ref)) return "";
+    const PlanVariable& v = plan_.variables[static_cast<size_t>(buffer(before).ref)];
+    return v.role == Role::kParameter ? v.name : "";
   }
   bool inside(int32_t variable) const { return variable >= 0 && variable < std::ssize(plan_.variables); }
 

@@ -97,26 +97,27 @@ void check_samples(const Plan& plan, const Entry& entry) {
   for (const Mesh& mesh : plan.meshes) of_mesh.emplace_back(mesh, entry, runs);
   const size_t axes = plan.meshes[0].axes.size();
   for (size_t number = 0; number < cuts; ++number) {
-    size_t most = 0;    // rows that some set explains
-    uint64_t best = 0;  // that set
-    bool explained = false;
-    for (uint64_t mask = 0; mask < uint64_t{2} << axes && !explained; ++mask) {
-      size_t r = 0;
-      for (; r < entry.rows.size(); ++r) {
-        Watch::look();
-        const DeviceRow& row = entry.rows[r];
-        if (!(of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates) == row.samples[number])) break;
-      }
-      explained = r == entry.rows.size();
-      if (r > most) most = r, best = mask;
-    }
-    if (explained) continue;
-    const DeviceRow& row = entry.rows[most];
+    const auto is_share = [&](const DeviceRow& row, uint64_t mask) {
+      Watch::look();
+      return of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates) == row.samples[number];
+    };
+    const uint64_t masks = uint64_t{2} << axes;
+    uint64_t mask = 0;
+    while (mask < masks && !std::ranges::all_of(entry.rows, [&](const DeviceRow& row) { return is_share(row, mask); }))
+      ++mask;
+    if (mask < masks) continue;
+    // The set that explains most rows says what the others should be.
+    ptrdiff_t most = -1;
+    for (uint64_t each = 0; each < masks; ++each)
+      if (const auto n = std::ranges::count_if(entry.rows, [&](const DeviceRow& row) { return is_share(row, each); });
+          n > most)
+        most = n, mask = each;
+    const DeviceRow& row = *std::ranges::find_if(entry.rows, [&](const DeviceRow& r) { return !is_share(r, mask); });
     fail(
         plan, entry, row.device, number,
         fmt::format("the samples of device {} ({} of its cuts of the batch) are not its share of {}; {}", row.device,
                     number, entry.batch,
-                    difference(row.samples[number], of_mesh[static_cast<size_t>(row.mesh)].at(best, row.coordinates))));
+                    difference(row.samples[number], of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates))));
   }
 }
 

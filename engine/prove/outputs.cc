@@ -62,9 +62,12 @@ class Parts {
     for (const Part& part : parts_)
       if (part.box.size() != parts_[0].box.size()) no_rule("output {} that is cut in two ways", port_.name);
     check_apart(0, parts_.size(), 0);
-    if (elements_ != whole)
-      stop({}, lacking(), "of output {}, {} of {} elements are fetched, and not what this device has of it", port_.name,
-           elements_, whole);
+    if (elements_ == whole) return;
+    constexpr size_t kMost = 8;
+    std::vector<const Part*> some;
+    for (const Part& part : parts_)
+      if (some.size() < kMost) some.push_back(&part);
+    stop(some, lacking(), "of output {}, {} of {} elements are fetched", port_.name, elements_, whole);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "base/philox.h"
 #include "base/progress.h"
 #include "base/watch.h"
 #include "prove/lacking.h"
@@ -10,6 +11,7 @@
 #include "prove/races.h"
 #include "prove/settings.h"
 #include "prove/walk.h"
+#include "schema/graph_file.h"
 
 namespace whale {
 namespace {
@@ -202,11 +204,23 @@ EntryProof prove(const Plan& plan, const Entry& entry, Symmetry::Sought sought, 
   return out;
 }
 
+namespace {
+
+// Of the source, as plans of other strategies, micro-batches and fetched values have it too.
+std::string program_of(const Plan& plan) {
+  Graph source = plan.source;
+  source.default_strategy.clear(), source.outputs.clear(), source.training.accumulation = 1;
+  const std::vector<uint8_t> bytes = serialize(source);
+  return fmt::format("{:016x}", hash_name({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
+}
+
+}  // namespace
+
 Proof refutation(const PlanFault& fault) {
   EntryProof of;
   of.entry = fault.entry, of.batch = fault.batch, of.verdict = ProofVerdict::kRefuted, of.what = fault.found;
   of.at = fault.at, of.path = fault.path;
-  return {ProofVerdict::kRefuted, {std::move(of)}};
+  return {ProofVerdict::kRefuted, {std::move(of)}, ""};
 }
 
 Proof prove(const Plan& plan, bool shown) {
@@ -231,6 +245,7 @@ Proof prove(const Plan& plan, bool shown) {
       const ProofVerdict v = out.entries.back().verdict;
       if (v == ProofVerdict::kRefuted || out.verdict == ProofVerdict::kProven) out.verdict = v;
     }
+    out.program = program_of(plan);
     return out;
   });
 }

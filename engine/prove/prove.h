@@ -35,6 +35,7 @@ struct EntryProof {
 struct Proof {
   ProofVerdict verdict = ProofVerdict::kProven;  // the worst of the entries': refuted before not covered
   std::vector<EntryProof> entries;
+  std::string program;  // a hash of the source, whatever the strategy; "": it contradicts itself
 };
 
 // The order (waits, reuse of memory, messages, collectives) is verify(plan)'s, which is asked first. shown: how far it

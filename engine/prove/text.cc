@@ -38,7 +38,10 @@ std::string text(const Proof& proof) {
 }
 
 std::string to_json(const Proof& proof) {
-  Json out{{"verdict", name_of(proof.verdict)}, {"text", text(proof)}, {"entries", Json::array()}};
+  Json out{{"verdict", name_of(proof.verdict)},
+           {"text", text(proof)},
+           {"program", proof.program},
+           {"entries", Json::array()}};
   for (const EntryProof& e : proof.entries) {
     Json each{{"entry", e.entry}, {"batch", e.batch},   {"verdict", name_of(e.verdict)},
               {"what", e.what},   {"walked", e.walked}, {"construct", e.construct},

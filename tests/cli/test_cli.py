@@ -200,11 +200,15 @@ def test_plans_of_one_order_are_told(tmp_path):
     whale("model", "mlp", "-o", model)
     for name, devices, strategy, exact in (("one", 1, "replica", True), ("two", 2, "replica", True), ("split", 2, "split(2)", True), ("free", 2, "replica", False)):
         whale("plan", model, "--devices", f"null:{devices}", "--strategy", strategy, *(["--exact"] if exact else []), "-o", tmp_path / f"{name}.plan")
-    for name, code, told in (("two", 0, "yes"), ("split", 1, "no ("), ("free", 3, "not known")):
+    for name, code, told in (("two", 0, "yes"), ("split", 1, "no, its sums"), ("free", 3, "not known")):
         done = subprocess.run(
             [WHALE, "prove", tmp_path / f"{name}.plan", "--same-bits", tmp_path / "one.plan"], capture_output=True, text=True
         )
         assert done.returncode == code and f"one.plan: {told}" in done.stdout and done.stdout.endswith("\nproven\n"), done
+    whale("model", "mlp", "--lr", "0.3", "-o", model)  # another program
+    whale("plan", model, "--devices", "null:2", "--strategy", "replica", "--exact", "-o", tmp_path / "other.plan")
+    done = subprocess.run([WHALE, "prove", tmp_path / "other.plan", "--same-bits", tmp_path / "one.plan"], capture_output=True, text=True)
+    assert done.returncode == 1 and "no, it is of another program" in done.stdout, done
     told = whale("prove", tmp_path / "two.plan", "--same-bits", tmp_path / "one.plan", "--json")
     assert json.loads(told)["same_bits"]["verdict"] == "yes"
 

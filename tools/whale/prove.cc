@@ -41,11 +41,11 @@ void Proof::take(std::string json) {
 
 namespace {
 
-// In exact mode, of an entry: how its bits are made; "": it is not told.
-std::string order_of(const nlohmann::json& proof, const std::string& entry) {
+// The entry of that name and batch; null: the other plan has none.
+const nlohmann::json* entry_like(const nlohmann::json& proof, const nlohmann::ordered_json& entry) {
   for (const auto& each : proof.at("entries"))
-    if (each.at("entry") == entry) return each.value("order", "");
-  return "";
+    if (each.at("entry") == entry.at("entry") && each.at("batch") == entry.at("batch")) return &each;
+  return nullptr;
 }
 
 }  // namespace
@@ -54,11 +54,20 @@ void Proof::compare(const Proof& other, const std::string& name) {
   auto mine = nlohmann::ordered_json::parse(json_);
   const auto theirs = nlohmann::json::parse(other.json_);
   bool known = mine.at("verdict") == "proven" && theirs.at("verdict") == "proven", same = true;
+  bool any = false;
   for (const auto& entry : mine.at("entries")) {
-    const std::string a = entry.value("order", ""), b = order_of(theirs, entry.at("entry"));
-    known &= !a.empty() && !b.empty(), same &= a == b;
+    const nlohmann::json* other_entry = entry_like(theirs, entry);
+    if (other_entry == nullptr) continue;  // of a batch that the other plan has not been made for
+    const std::string a = entry.value("order", ""), b = other_entry->value("order", "");
+    any = true, known &= !a.empty() && !b.empty(), same &= a == b;
   }
-  const std::string told = !known ? "not known" : same ? "yes" : "no (sums in another order, or another program)";
+  known &= any;
+  const bool one_program = mine.at("program") == theirs.at("program");
+  const std::string told = !known         ? "not known"
+                           : !one_program ? "no, it is of another program"
+                           : same         ? "yes, as far as their kernels are the same"
+                                          : "no, its sums are added in another order";
+  same &= one_program;
   mine["same_bits"] = nlohmann::ordered_json{{"as", name}, {"verdict", !known ? "not known" : same ? "yes" : "no"}};
   json_ = mine.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   const size_t last = text_.rfind('\n');

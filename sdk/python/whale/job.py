@@ -122,7 +122,7 @@ class Plan:
         Raises nothing for a plan that is not: ``verdict`` says it.
 
         ``verdict``: ``"proven"``, ``"refuted"``, or ``"not covered"`` (there is no rule for something in it: nothing is said); ``text``:
-        lines for a person; ``entries``: of each ``entry`` (``"train"``, ``"eval"``), ``batch``, ``verdict``, ``what`` (proven: the
+        lines for a person; ``program``: a hash of the source, "" where the plan contradicts itself; ``entries``: of each ``entry`` (``"train"``, ``"eval"``), ``batch``, ``verdict``, ``what`` (proven: the
         statement; else what was expected and found, or has no rule), ``construct`` that has no rule, ``walked``: how many instructions
         were, ``path``: who made what it reads, and ``at``, as far as it is known: ``device``, ``segment``, and where an instruction is the
         reason its ``number``, ``verb``, ``instruction``, ``scope``, ``micro_batch`` (-1: the segment runs once). An entry that is proven in exact mode has an ``order``, text: those of two
