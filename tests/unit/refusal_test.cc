@@ -116,7 +116,13 @@ TEST_CASE("refused by the verifier: the instruction and what led there") {
     CHECK(proof.at.device == 2);
     CHECK(proof.at.number >= 0);
     CHECK(has(proof.what, "and does not wait for instruction"));
-    CHECK(!proof.path.empty());
+    CHECK(has(proof.what, "of the row before"));
+    const auto says = [&](const char* part) {
+      return std::ranges::any_of(proof.path, [&](const std::string& line) { return has(line, part); });
+    };
+    CHECK(says("micro-batch 1, writes"));                    // the other end
+    CHECK(says("it is of the gradient of w"));               // in the words of the model
+    CHECK(says("that was made of 'loss', of instruction"));  // what is added to a sum, and not its zero
   }
   SUBCASE("what is read is made later") {
     const EntryProof proof = refused("order", plan, 0, [](Plan&, Entry&, Program& p) {
@@ -277,6 +283,20 @@ TEST_CASE("refused: an output that has its samples along another dimension") {
     CHECK_MESSAGE(proof.verdict == (dim == 0 ? ProofVerdict::kProven : ProofVerdict::kRefuted), text(proof));
     CHECK((dim == 0 || (has(text(proof), "output 'logits'") && proof.entries[0].at.device == 0)));
   }
+}
+
+TEST_CASE("refused: samples, and micro-batches of other steps, by what was expected") {
+  const EntryProof proof = refused("samples", replicas(), 1, [](Plan&, Entry& e, Program&) {
+    for (SampleCut& cut : e.rows[1].samples)
+      if (cut.micro_batches.size() > 1 && cut.micro_batches[0] != cut.micro_batches[1])
+        std::swap(cut.micro_batches[0], cut.micro_batches[1]);
+  });
+  CHECK(proof.at.device == 1);
+  CHECK_MESSAGE(has(proof.what, "micro-batch 0: "), proof.what);
+  CHECK_MESSAGE(has(proof.what, ", expected ["), proof.what);
+  Plan plan = replicas();
+  ++plan.micro_batches;
+  CHECK(has(text(prove(plan)), "steps of other sizes are planned in 3 micro-batches, this one has 2"));
 }
 
 TEST_CASE("proof: options that other batch sizes are planned by are exemptions") {
