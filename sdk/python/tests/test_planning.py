@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 import whale as wh
 import whale.job as job_module
+from whale._library import lib
 from test_worlds import on_each
 
 
@@ -59,12 +59,17 @@ def test_planning_off_the_main_thread():
 @pytest.fixture
 def interrupted(monkeypatch):
     """Ctrl-C comes as soon as the work has begun on its thread; the list says how each piece of work ended."""
-    ends, real = [], job_module.interruptible
+    ends, real, seen, trigger = [], job_module.interruptible, threading.Event(), lib.whale_cancel_trigger
+
+    def triggered(cancel):
+        trigger(cancel)
+        seen.set()
 
     def spy(call, cancel):
         def work():
+            seen.clear()
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1.5)  # the main thread sees it meanwhile, also on a busy machine: planning itself takes less
+            assert seen.wait(60)  # the main thread sees it, however busy the machine is
             try:
                 result = call()
                 ends.append("done")
@@ -76,6 +81,7 @@ def interrupted(monkeypatch):
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored when a shell started the tests in the background
     monkeypatch.setattr(job_module, "interruptible", spy)
+    monkeypatch.setattr(lib, "whale_cancel_trigger", triggered)
     yield ends
     signal.signal(signal.SIGINT, before)
 
