@@ -35,7 +35,7 @@ class Reverse {
     }
     for (const TensorId id : by) {
       const std::vector<Part>& parts = grads_[static_cast<size_t>(id)];
-      out.push_back(parts.empty() ? kNone : sum_of(parts));
+      out.push_back(parts.empty() ? kNone : sum_of(id, parts));
     }
     for (size_t i = forward_; i < g_.ops.size(); ++i) g_.ops[i].phase = Phase::kForward, g_.ops[i].origin = kNone;
     return out;
@@ -62,6 +62,7 @@ class Reverse {
   std::vector<bool> of_parameters_;       // per forward tensor: follows from variables alone
   std::vector<std::vector<Part>> grads_;  // per forward tensor
   OpId place_ = kNone;
+  OpId fresh_ = 0;    // the first op of the rule that ran last
   TensorIds wanted_;  // of a user's own gradients; empty: those of all trained parameters
 
   void mark() {
@@ -96,6 +97,43 @@ class Reverse {
     return op.outputs[0];
   }
 
+  // ---- names: messages about a plan speak of a model's tensors. Where several passes give one name, name_apart tells
+  // them apart. A user's own gradients keep what append_op calls them: names in a user's graph are the user's.
+  static std::string gradient_of(const Tensor& t) { return t.name + ".grad"; }
+  void call(OpId id, const std::string& name) {
+    Op& op = g_.op(id);
+    for (const TensorId y : op.outputs) {
+      std::string& own = g_.tensor(y).name;
+      own = name + own.substr(op.name.size());
+    }
+    op.name = name;
+  }
+  // What a rule has emitted, by the op that it is the rule of.
+  void call_after(OpId forward) {
+    if (!wanted_.empty()) return;
+    for (auto id = fresh_; id < std::ssize(g_.ops); ++id)
+      call(id, fmt::format("{}.{}", g_.op(forward).name, def(g_.op(id).code).name));
+  }
+  // A value that was made just now. One of an earlier op, which is several tensors' gradient, keeps its name.
+  void call_gradient(TensorId grad, const std::string& name) {
+    const OpId maker = g_.tensor(grad).producer;
+    if (!wanted_.empty() || maker < fresh_) return;
+    if (g_.op(maker).outputs.size() == 1)
+      call(maker, name);
+    else
+      g_.tensor(grad).name = name;
+  }
+  // A part of a gradient, which goes on in a sum: by its use.
+  void call_part(TensorId part, TensorId to, OpId use) {
+    Tensor& t = g_.tensor(part);
+    const std::string name = gradient_of(g_.tensor(to));
+    if (!wanted_.empty() || t.name != name) return;
+    if (const OpId maker = t.producer; g_.op(maker).outputs.size() == 1)
+      call(maker, name + "@" + g_.op(use).name);
+    else
+      t.name += "@" + g_.op(use).name;
+  }
+
   // In f16 the loss counts loss_scale times, so that small gradients are not lost; add_updates takes it back.
   void seed(TensorId loss) {
     if (g_.training.precision == Precision::kFloat16) {
@@ -108,7 +146,9 @@ class Reverse {
       return;
     }
     const Attrs attrs{{"shape", Dims{}}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(loss).dtype))}};
-    grads_[static_cast<size_t>(loss)].push_back({place_, emit(place_, OpCode::k_fill, {}, attrs)});
+    const TensorId one = emit(place_, OpCode::k_fill, {}, attrs);
+    call(g_.tensor(one).producer, gradient_of(g_.tensor(loss)));
+    grads_[static_cast<size_t>(loss)].push_back({place_, one});
   }
 
   // Activations are summed as contributions arrive (so that only one is kept); a variable's wait for their turn:
@@ -116,6 +156,7 @@ class Reverse {
   void contribute(OpId use, TensorId to, TensorId grad) {
     // A parameter's cast is passed at once: sums are then in the parameter's type, never rounded on the way. So is one
     // of what follows from parameters alone: it is small, and all samples' gradients meet there.
+    call_gradient(grad, gradient_of(g_.tensor(to)));
     const OpId maker = g_.tensor(to).producer;
     if (maker != kNone && g_.op(maker).code == OpCode::k_cast && passes(g_.op(maker).inputs[0], to)) {
       to = g_.op(maker).inputs[0];
@@ -123,12 +164,19 @@ class Reverse {
       const DType want = g_.tensor(to).dtype;
       if (g_.tensor(grad).dtype != want)
         grad = emit(use, OpCode::k_cast, {grad}, {{"dtype", std::string(name_of(want))}});
+      call_gradient(grad, gradient_of(g_.tensor(to)));
     }
     auto& parts = grads_[static_cast<size_t>(to)];
     if (parts.empty() || is_variable(g_, to))
       parts.push_back({use, grad});
     else
-      parts[0].grad = emit(use, OpCode::k_add, {parts[0].grad, grad}, {});
+      parts[0].grad = sum(to, parts[0], {use, grad});
+  }
+  TensorId sum(TensorId to, const Part& a, const Part& b) {
+    call_part(a.grad, to, a.use), call_part(b.grad, to, b.use);
+    const TensorId out = emit(b.use, OpCode::k_add, {a.grad, b.grad}, {});
+    if (wanted_.empty()) call(g_.tensor(out).producer, gradient_of(g_.tensor(to)));
+    return out;
   }
 
   bool passes(TensorId from, TensorId to) const {
@@ -168,7 +216,9 @@ class Reverse {
       if (mean) grads = {divided_by_count(id, grads[0])};
       GradBuilder builder(g_, id, std::move(grads));
       builder.needs_grad = wanted;
+      fresh_ = static_cast<OpId>(g_.ops.size());
       (mean ? def(OpCode::k_reduce_sum) : d).gradient(builder);
+      call_after(id);
       for (size_t k = 0; k < inputs.size(); ++k)
         if (wanted[k] && builder.results()[k] != kNone)
           contribute(id, inputs[k], spreads ? laid_along(id, builder.results()[k], inputs[k]) : builder.results()[k]);
@@ -206,12 +256,12 @@ class Reverse {
     auto& parts = grads_[static_cast<size_t>(v.tensor)];
     if (parts.empty() || !needs_[static_cast<size_t>(v.tensor)]) return;
     std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.use < b.use; });
-    g_.gradients.push_back({g_.tensor(v.tensor).name, sum_of(parts)});
+    g_.gradients.push_back({g_.tensor(v.tensor).name, sum_of(v.tensor, parts)});
   }
-  TensorId sum_of(const std::vector<Part>& parts) {
-    TensorId sum = parts[0].grad;
-    for (size_t i = 1; i < parts.size(); ++i) sum = emit(parts[i].use, OpCode::k_add, {sum, parts[i].grad}, {});
-    return sum;
+  TensorId sum_of(TensorId to, const std::vector<Part>& parts) {
+    Part all = parts[0];
+    for (size_t i = 1; i < parts.size(); ++i) all = {parts[i].use, sum(to, all, parts[i])};
+    return all.grad;
   }
 };
 

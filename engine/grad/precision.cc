@@ -52,7 +52,10 @@ class LowPass {
 
   TensorId cast(size_t i, TensorId id, DType to) {
     const auto [it, fresh] = casts_.try_emplace({id, to}, kNone);
-    if (fresh) it->second = r_.emit(i, OpCode::k_cast, {id}, {{"dtype", std::string(name_of(to))}});
+    if (!fresh) return it->second;
+    it->second = r_.emit(i, OpCode::k_cast, {id}, {{"dtype", std::string(name_of(to))}});
+    Tensor& made = g_.tensor(it->second);
+    made.name = g_.op(made.producer).name = fmt::format("{}.{}", g_.tensor(id).name, name_of(to));
     return it->second;
   }
   void cast_operands(size_t i, DType from, DType to, size_t least_rank = 0) {

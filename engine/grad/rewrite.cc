@@ -43,7 +43,8 @@ OpId Rewriter::keep(size_t i, bool again) {
 
 TensorId Rewriter::emit(size_t i, OpCode code, TensorIds inputs, Attrs attrs) {
   const Op& place = old[i];
-  const OpId id = append_op(graph, code, std::move(inputs), std::move(attrs), place.scope);
+  std::string name = place.name.empty() ? "" : fmt::format("{}.{}", place.name, def(code).name);  // "": it was kept
+  const OpId id = append_op(graph, code, std::move(inputs), std::move(attrs), place.scope, std::move(name));
   Op& op = graph.op(id);
   op.phase = place.phase;
   op.region = place.region;

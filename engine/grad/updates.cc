@@ -12,7 +12,8 @@
 namespace whale {
 
 TensorIds UpdateBuilder::emit_all(OpCode code, TensorIds inputs, Attrs attrs) {
-  const OpId id = append_op(g, code, std::move(inputs), std::move(attrs), origin == kNone ? 0 : g.op(origin).scope);
+  const OpId id = append_op(g, code, std::move(inputs), std::move(attrs), origin == kNone ? 0 : g.op(origin).scope,
+                            of == kNone ? "" : fmt::format("{}.{}", g.tensor(of).name, def(code).name));
   Op& op = g.op(id);
   op.phase = Phase::kUpdate;
   op.region = Region::kEpilogue;
@@ -69,6 +70,7 @@ void UpdateBuilder::set_next(TensorId variable, TensorId next) {
     throw invalid("parameter '{}' is already given a next value by another op; make it frozen",
                   g.tensor(variable).name);
   v.next = next;
+  g.tensor(next).name = g.tensor(variable).name + ".new";
 }
 
 namespace {
@@ -109,7 +111,8 @@ TensorId clip(UpdateBuilder& b, const std::vector<Parameter>& all, double max_no
   if (max_norm <= 0) return kNone;
   // One sum a gradient: each may be cut in its own way.
   TensorIds sums;
-  for (const Parameter& p : all) sums.push_back(b.emit(OpCode::k_sum_of_squares, {p.grad}));
+  for (const Parameter& p : all) b.of = p.p, sums.push_back(b.emit(OpCode::k_sum_of_squares, {p.grad}));
+  b.of = kNone;
   return b.emit(OpCode::k_clip_factor, sums, {{"max_norm", max_norm}});
 }
 
@@ -119,7 +122,7 @@ void unscale(UpdateBuilder& b, std::vector<Parameter>& all) {
   const TensorId loss_scale = b.step_scalar("loss_scale", DType::kF32);
   TensorIds flags{b.g.training.loss};
   for (Parameter& p : all) {
-    b.origin = p.use;
+    b.origin = p.use, b.of = p.p;
     TensorId& scaled = p.rows.dy != kNone ? p.rows.dy : p.grad;
     const TensorIds results = b.emit_all(OpCode::k_unscale, {scaled, loss_scale});
     for (NamedTensor& t : b.g.gradients)
@@ -127,7 +130,7 @@ void unscale(UpdateBuilder& b, std::vector<Parameter>& all) {
     scaled = results[0];
     flags.push_back(results[1]);
   }
-  b.origin = kNone;
+  b.origin = b.of = kNone;
   b.scale = b.emit(OpCode::k_overflow, flags);
 }
 
@@ -148,7 +151,7 @@ void keep_on_overflow(UpdateBuilder& b) {
     const TensorId variable = b.g.variables[v].tensor, next = b.g.variables[v].next;
     if (next == kNone || next == variable) continue;
     const OpId producer = b.g.tensor(next).producer;
-    b.origin = producer;
+    b.origin = producer, b.of = variable;
     if (const size_t at = scale_operand(b.g, producer); at > 0) {
       const Op op = b.g.op(producer);
       TensorIds inputs = op.inputs;
@@ -256,7 +259,7 @@ void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
   if (!training.optimizer.sparse_updates) return;
   bool any = false;
   for (Parameter& p : all) {
-    b.origin = p.use;
+    b.origin = p.use, b.of = p.p;
     p.rows = row_gradient(b, p.p, p.grad);
     if (p.rows.dy == kNone) continue;
     any = true;
@@ -272,6 +275,7 @@ void find_rows(UpdateBuilder& b, std::vector<Parameter>& all) {
           training.clip_norm, name);
     std::erase_if(b.g.gradients, [&](const NamedTensor& t) { return t.name == name; });
   }
+  b.of = kNone;
   if (!any)
     throw invalid(
         "training: sparse updates are of tables that steps look up (embedding, embedding_bag), and no trained "
@@ -352,12 +356,13 @@ void add_updates(Graph& graph) {
   const Rule* rule = rule_of(o.kind);
   if (rule == nullptr) throw invalid("training: optimizer number {} is unknown", static_cast<int>(o.kind));
   for (const Parameter& p : all) {
-    b.origin = p.use;
+    b.origin = p.use, b.of = p.p;
     Optimizer own = o;
     if (p.weight_decay) own.weight_decay = *p.weight_decay;
     b.rate = p.rate == 1 ? rate : b.emit(OpCode::k_mul, {rate, b.constant(p.rate, b.g.tensor(rate).dtype)});
     rule->update(b, p, own);
   }
+  b.of = kNone;
   if (scaled) keep_on_overflow(b);
   check_names(graph);
 }

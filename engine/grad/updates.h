@@ -13,6 +13,7 @@ struct UpdateBuilder {
 
   Graph& g;
   OpId origin = kNone;     // ops emitted now take its scope
+  TensorId of = kNone;     // and are named after this variable
   TensorId rate = kNone;   // the learning rate
   TensorId scale = kNone;  // the clipping factor on gradients; kNone: none
 

@@ -66,7 +66,8 @@ void gradient_cross_entropy(GradBuilder& b) {
 TensorIds decompose_cross_entropy(Graph& graph, const Op& given) {
   const Op op = given;  // appending moves the graph's ops
   const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs) {
-    Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope));
+    Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope,
+                                  fmt::format("{}.{}", op.name, def(code).name)));
     made.phase = op.phase, made.region = op.region, made.origin = op.origin, made.stage = op.stage;
     made.location = op.location;
     return made.outputs;

@@ -110,7 +110,8 @@ TensorIds decompose_matmul(Graph& graph, const Op& given) {
   const std::string activation = attr_string(op.attrs, "activation");
   const bool bias = op.inputs.size() > 2 && op.inputs[2] != kNone, active = !activation.empty() && activation != "none";
   if (!bias && !active) return {};
-  const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs, const std::string& name = {}) {
+  const auto append = [&](OpCode code, TensorIds inputs, Attrs attrs, std::string name = {}) {
+    if (name.empty()) name = fmt::format("{}.{}", op.name, def(code).name);
     Op& made = graph.op(append_op(graph, code, std::move(inputs), std::move(attrs), op.scope, name));
     made.phase = op.phase, made.region = op.region, made.stage = op.stage, made.location = op.location;
     return made.outputs[0];
@@ -134,11 +135,12 @@ TensorIds decompose_weight_grad(Graph& graph, const Op& given) {
   if (!attr_bool(op.attrs, "bias")) return {};
   Attrs attrs = op.attrs;
   attrs["bias"] = false;
-  const OpId product = append_op(graph, op.code, op.inputs, attrs, op.scope);
+  const OpId product = append_op(graph, op.code, op.inputs, attrs, op.scope, op.name);
   Ints axes;
   for (size_t d = 0; d + 1 < graph.tensor(op.inputs[1]).dims.size(); ++d) axes.push_back(static_cast<int64_t>(d));
-  const OpId sum = append_op(graph, OpCode::k_reduce_sum, {op.inputs[1]},
-                             {{"axes", axes}, {"out_dtype", attr_string(op.attrs, "out_dtype")}}, op.scope);
+  const OpId sum =
+      append_op(graph, OpCode::k_reduce_sum, {op.inputs[1]},
+                {{"axes", axes}, {"out_dtype", attr_string(op.attrs, "out_dtype")}}, op.scope, op.name + ".bias");
   return {graph.op(product).outputs[0], graph.op(sum).outputs[0]};
 }
 

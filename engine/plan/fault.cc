@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 #include <utility>
+
+#include "base/watch.h"
 
 namespace whale {
 namespace {
@@ -120,16 +123,24 @@ class Paths {
   std::string goes_into(size_t k) const {
     const Instruction& first = p_.segments[s_].instructions[k];
     if (first.phase == Phase::kForward) return "";
-    BufferIds held = first.out.empty() ? first.in : first.out;
-    const auto is_held = [&](BufferId b) {
-      return there(b) && std::ranges::any_of(held, [&](BufferId h) { return there(h) && meet(h, b); });
+    std::unordered_map<BufferId, std::vector<BufferId>> held;  // by storage
+    const auto hold = [&](BufferId b) {
+      if (!there(b)) return;
+      std::vector<BufferId>& list = held[storage(b)];
+      if (!std::ranges::count(list, b)) list.push_back(b);
     };
+    const auto is_held = [&](BufferId b) {
+      const auto list = there(b) ? held.find(storage(b)) : held.end();
+      return list != held.end() && std::ranges::any_of(list->second, [&](BufferId h) { return meet(h, b); });
+    };
+    for (const BufferId b : first.out.empty() ? first.in : first.out) hold(b);
     std::vector<char> seen(p_.segments.size());
     for (size_t r = row_; r < p_.schedule.size(); ++r) {
       const auto s = static_cast<size_t>(p_.schedule[r].segment);
       if (s >= seen.size() || std::exchange(seen[s], 1)) continue;
       const auto& list = p_.segments[s].instructions;
       for (size_t n = s == s_ ? k : 0; n < list.size(); ++n) {
+        Watch::look();
         const Instruction& i = list[n];
         const auto at = std::ranges::find_if(i.in, is_held) - i.in.begin();
         if (at == std::ssize(i.in)) continue;
@@ -146,7 +157,7 @@ class Paths {
         if (!hands_on(i)) continue;
         const bool each = i.group() != kNone && i.in.size() == i.out.size();
         for (size_t o = 0; o < i.out.size(); ++o)
-          if (!each || is_held(i.in[o])) held.push_back(i.out[o]);
+          if (!each || is_held(i.in[o])) hold(i.out[o]);
       }
     }
     return "";

@@ -170,7 +170,9 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)
       c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
     if (s.instructions[static_cast<size_t>(w.index)].queue != w.queue)
-      c.fail(s, k, fmt::format("waits for {} on another queue than its own", w.index));
+      c.fail(s, k,
+             fmt::format("waits for instruction {} on another queue than its own",
+                         told(c.plan, s, static_cast<size_t>(w.index))));
   }
 }
 

@@ -104,10 +104,11 @@ void verify_commit(const VerifyContext& c, bool step) {
   });
   if (commit && !writes) c.fail(order.segment(*commit), commit->index, "a commit, and no variable is written");
   BufferId loss = kNone;
+  std::string handed_out;  // by which instruction
   const int32_t output = c.entry.loss();
-  each(p, [&](size_t, size_t, const Instruction& i) {
+  each(p, [&](size_t s, size_t k, const Instruction& i) {
     if (const auto* fetch = i.as<work::Fetch>(); fetch != nullptr && fetch->output == output && output != kNone)
-      loss = storage_of(p, i.in[0]);
+      loss = storage_of(p, i.in[0]), handed_out = told(c.plan, p.segments[s], k);
   });
   if (!vote) {
     if (step && loss != kNone)
@@ -118,12 +119,12 @@ void verify_commit(const VerifyContext& c, bool step) {
   }
   const Segment& segment = order.segment(*vote);
   const Instruction& v = segment.instructions[vote->index];
-  if (loss == kNone || storage_of(p, v.in[0]) != loss)
+  if (loss == kNone) c.fail(segment, vote->index, "votes, and this device has no loss");
+  if (storage_of(p, v.in[0]) != loss)
     c.fail(segment, vote->index,
-           loss == kNone
-               ? "votes, and this device has no loss"
-               : fmt::format("votes on '{}', and what it hands out as the loss is '{}'",
-                             p.buffers[static_cast<size_t>(v.in[0])].name, p.buffers[static_cast<size_t>(loss)].name));
+           fmt::format("votes on '{}', and what it hands out as the loss is '{}', by instruction {}",
+                       p.buffers[static_cast<size_t>(v.in[0])].name, p.buffers[static_cast<size_t>(loss)].name,
+                       handed_out));
   if (!step) c.fail(segment, vote->index, "votes, and no variable is written");
   if (commit && !order.before(static_cast<size_t>(p.schedule[vote->row].segment), vote->index, *commit))
     c.fail(segment, vote->index, "votes, and the commit does not wait for it");

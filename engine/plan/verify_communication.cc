@@ -272,12 +272,16 @@ void check_links(const Entries& e) {
       if (!channels.emplace(t.from, t.to).second) continue;
       const int64_t sent = count(ends.sends, static_cast<int32_t>(l), t.from);
       const int64_t taken = count(ends.receives, static_cast<int32_t>(l), t.to);
-      if (sent != taken)
-        e.fail(sent > 0 ? t.from : t.to,
-               sent > 0 ? site_of_end(e, t.from, l, InstructionKind::kSend)
-                        : site_of_end(e, t.to, l, InstructionKind::kReceive),
-               fmt::format("link '{}': device {} sends {} time(s), device {} receives {} time(s)", link.name, t.from,
-                           sent, t.to, taken));
+      if (sent == taken) continue;
+      FaultSite site =
+          site_of_end(e, sent > 0 ? t.from : t.to, l, sent > 0 ? InstructionKind::kSend : InstructionKind::kReceive);
+      const FaultSite other = site_of_end(e, t.to, l, InstructionKind::kReceive);
+      if (sent > 0 && other.segment != nullptr)
+        site.path.push_back(
+            fmt::format("device {} takes it by instruction {}", t.to, told(e.plan, *other.segment, other.instruction)));
+      e.fail(sent > 0 ? t.from : t.to, std::move(site),
+             fmt::format("link '{}': device {} sends {} time(s), device {} receives {} time(s)", link.name, t.from,
+                         sent, t.to, taken));
     }
   }
 }

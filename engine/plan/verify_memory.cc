@@ -56,7 +56,9 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
       for (const Touched& x : touched[static_cast<size_t>(storage_of(c.program, b))])
         for (size_t t = 0; t < kQueues && x.at.begin < mine.end && mine.begin < x.at.end; ++t)
           if (t != queue && (x.*earlier)[t] > use.clock.begun(k)[t])
-            c.fail(s, k, fmt::format("{} '{}' without waiting for instruction {}", what, buffer.name, (x.*earlier)[t]));
+            c.fail(s, k,
+                   fmt::format("{} '{}' without waiting for instruction {}", what, buffer.name,
+                               told(c.plan, s, static_cast<size_t>((x.*earlier)[t]))));
     };
     const auto note = [&](QueueClock Touched::*now, BufferId b) {
       const Interval mine = part_of(c.program.buffers[static_cast<size_t>(b)]);

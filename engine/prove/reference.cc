@@ -443,7 +443,8 @@ std::string Reference::name(TensorId id) const {
   if (id == kNone) return "nothing";
   const Tensor& t = g_.tensor(id);
   for (const NamedTensor& g : g_.gradients)
-    if (root(g.tensor) == root(id)) return fmt::format("{} (the gradient of {})", t.name, g.name);
+    if (root(g.tensor) == root(id) && t.name != g.name + ".grad")
+      return fmt::format("{} (the gradient of {})", t.name, g.name);
   return t.name;
 }
 
