@@ -3,6 +3,7 @@
 
 #include "rewrite/order.h"
 #include "lower/program.h"
+#include "ops/nothing.h"
 
 namespace whale {
 namespace {
@@ -21,7 +22,7 @@ void emit_identity(Draft& draft, const Site& at, const Op& op, size_t output) {
   for (size_t a = 0; a < at.lg().axes(); ++a)
     if (at.lg().at(id, a).placement == Placement::kPartial) combine = at.lg().at(id, a).combine;
   Instruction fill;
-  fill.name = op.name + ".none";
+  fill.name = name_of_nothing(op.name, op.code);
   const DType dtype = at.graph().tensor(id).dtype;
   fill.work = work::Kernel{
       .op = OpCode::k_fill,

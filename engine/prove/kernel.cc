@@ -354,7 +354,7 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
   for (const OpId op : fit) try {
       std::vector<Value> made = match(turned ? *turned : call, op);
       const bool guess = of_constants || std::ranges::any_of(made, open);
-      if (ref_.graph().op(op).name == call.name || !guess) return made;
+      if ((call.forward && ref_.graph().op(op).name == call.name) || !guess) return made;
       guessed_ |= some.has_value();
       if (!some) some = std::move(made);
     } catch (Stop& stop) {
@@ -402,7 +402,7 @@ std::string Kernels::unlike(const KernelCall& call) const {
   size_t most = 0;
   for (const OpId id : ref_.ops_of(call.code)) {
     const Op& op = ref_.graph().op(id);
-    // Names of updates, and of ops of the backward pass, are counted as they are made: they say less than operands.
+    // Several gradients, or updates, may have one name: it says less than operands.
     size_t alike = op.name == call.name ? 2 : 1;
     for (size_t i = 0; i < op.inputs.size() && i < call.in.size(); ++i)
       alike +=

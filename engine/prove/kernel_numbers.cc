@@ -1,23 +1,13 @@
 // What is one number all over: zeros and other constants, what is made of them, and what they stand for in sums.
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <optional>
 
+#include "ops/nothing.h"
 #include "prove/kernel.h"
 
 namespace whale::proof {
 namespace {
-
-// The op that zeros without a name of the user's are called after, which has no part to make them of: "matmul_32",
-// "matmul_32.none". None: they are numbers of their own.
-OpCode named_after(std::string_view name) {
-  name = name.substr(0, name.find('.'));
-  while (!name.empty() && (name.back() == '_' || std::isdigit(static_cast<unsigned char>(name.back()))))
-    name.remove_suffix(1);
-  const OpCode code = find_op(name) != nullptr ? code_of(name) : OpCode{};
-  return code == OpCode::k_fill ? OpCode{} : code;
-}
 
 bool has_signs(const Operand& o) { return o.value && o.value->signs; }
 
@@ -38,7 +28,7 @@ Value Kernels::constant(const Result& r, double value) {
 std::optional<Value> Kernels::as_number(const KernelCall& call) {
   if (call.code == OpCode::k_fill) {
     Value number = constant(call.out.at(0), attr_float(call.attrs, "value"));
-    number.of_nothing = named_after(call.name);
+    number.of_nothing = maker_of_nothing(call.name);
     return number;
   }
   const Value* of = keeps_numbers(call.code) ? call.in.at(0).value : nullptr;

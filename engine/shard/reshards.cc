@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "ops/nothing.h"
 
 namespace whale {
 namespace {
@@ -208,6 +209,10 @@ TensorId ReshardBuilder::sum_over_time(TensorId id, Combine combine) {
   fill.stage = out.stage(id);
   if (const OpId source = producer(id); source != kNone)
     fill.phase = out.graph.op(source).phase, fill.scope = out.graph.op(source).scope;
+  OpId maker = producer(id);  // before it was moved
+  while (maker != kNone && has_flag(out.graph.op(maker).code, kCollective))
+    maker = producer(out.graph.op(maker).inputs[0]);
+  if (maker != kNone) fill.name = name_of_nothing(out.graph.tensor(id).name, out.graph.op(maker).code);
   append(std::move(fill));
   const TensorId made = reshard(OpCode::k_accumulate, {zero, id}, id, ".sum", attrs, kTime, {});
   out.graph.tensor(made).dtype = dtype;

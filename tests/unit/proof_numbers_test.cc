@@ -189,7 +189,7 @@ TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
   }
   for (Segment& s : entry.programs.back().segments)
     for (Instruction& i : s.instructions)
-      if (is_op(i, "accumulate") && has(i.name, "weight_grad")) {
+      if (is_op(i, "accumulate") && has(i.name, "w1.grad")) {
         i.as<work::Kernel>()->op = OpCode::k_cast;
         i.as<work::Kernel>()->attrs = {{"dtype", kF32}};
         i.in = {i.in[1]};
@@ -250,6 +250,6 @@ TEST_CASE("proof: of an update of many parameters the path has the operands of t
       }
   const EntryProof proof = prove(plan, plan.entries[0]);
   CHECK(proof.verdict == ProofVerdict::kRefuted);
-  CHECK_MESSAGE(has(proof.what, "(the gradient of w0)"), proof.what);
+  CHECK_MESSAGE(has(proof.what, "reads it, w0.grad as operand"), proof.what);
   CHECK_MESSAGE(proof.path.size() == 4, proof.path.size());
 }
