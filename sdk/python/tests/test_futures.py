@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -115,12 +116,23 @@ def large(name, size=1500):
 
 def test_while_one_is_under_way(tmp_path):
     job, x = large("busy"), np.ones((2, 1500), np.float32)
-    saving = job.save_async(tmp_path / "a")
-    for call in lambda: job.step(x=x), lambda: job.eval(x=x), lambda: job.save(tmp_path / "b"), lambda: job.load_async(tmp_path / "b"):
-        with pytest.raises(wh.FailedPrecondition, match="a save or a load of this (job|session) is under way"):
-            call()
-    saving.result()
-    assert job.iteration == 0
+
+    def is_refused(call):
+        saving = job.save_async(tmp_path / "a")
+        try:
+            done = call()  # on a busy machine the save may have ended before it
+        except wh.FailedPrecondition as e:
+            assert re.search("a save or a load of this (job|session) is under way", str(e))
+            return True
+        finally:
+            saving.result()
+        if hasattr(done, "cancel"):  # a load
+            done.result()
+        return False
+
+    for call in lambda: job.step(x=x), lambda: job.eval(x=x), lambda: job.save(tmp_path / "b"), lambda: job.load_async(tmp_path / "a"):
+        assert any(is_refused(call) for _ in range(50))
+    before = job.iteration
     job.step(x=x)
     weight = next(iter(job.parameters()))
     written = job.read(weight).tobytes()
@@ -129,7 +141,7 @@ def test_while_one_is_under_way(tmp_path):
         future.cancel()
         with pytest.raises(wh.Cancelled):
             future.result()
-        assert (job.iteration, job.read(weight).tobytes()) == (1, written)
+        assert (job.iteration, job.read(weight).tobytes()) == (before + 1, written)
     loading = job.load_async(tmp_path / "a")  # the first one, whole
     job.close()
     assert loading.done() and loading.result() is None
