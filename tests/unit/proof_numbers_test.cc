@@ -2,8 +2,12 @@
 // type or none at all, tensors without elements.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include "plan/in_float64.h"
@@ -175,32 +179,48 @@ TEST_CASE("proof: sparse updates have one order, whatever part of its table a de
   for (const int zero : {0, 1, 2, 3}) CHECK_MESSAGE(order("null:2", zero) == one, zero);
 }
 
-TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
-  // The sum of a weight's gradient leaves out the device's own in one micro-batch of two.
-  Plan plan = plan_of(small::mlp(8).g, "null:4", "replica(2) > split(2)",
-                      [](CompileOptions& o) { o.accumulation = 2, o.fusion = false; });
-  const Proof whole = prove(plan);
-  CHECK_MESSAGE(whole.verdict == ProofVerdict::kProven, text(whole));
+// On one device alone the sum of a parameter's gradient begins anew with each micro-batch.
+EntryProof without_sum(Plan& plan, int32_t device, const std::string& parameter) {
   Entry& entry = plan.entries[0];
-  for (DeviceRow& row : entry.rows) {  // of the second replica's first device: a program of its own
-    if (row.device != 2) continue;
-    entry.programs.push_back(entry.programs[static_cast<size_t>(row.program)]);
-    row.program = static_cast<int32_t>(entry.programs.size()) - 1;
-  }
+  DeviceRow& row = entry.rows[static_cast<size_t>(device)];
+  entry.programs.push_back(entry.programs[static_cast<size_t>(row.program)]);  // a program of its own
+  row.program = static_cast<int32_t>(entry.programs.size()) - 1;
   for (Segment& s : entry.programs.back().segments)
     for (Instruction& i : s.instructions)
-      if (is_op(i, "accumulate") && has(i.name, "w1.grad")) {
+      if (is_op(i, "accumulate") && has(i.name, parameter + ".grad")) {
         i.as<work::Kernel>()->op = OpCode::k_cast;
         i.as<work::Kernel>()->attrs = {{"dtype", kF32}};
         i.in = {i.in[1]};
       }
-  const EntryProof proof = prove(plan, entry);
+  return prove(plan, entry);
+}
+
+TEST_CASE("proof: what a sum lacks is said as samples, and whose they are") {
+  Plan plan = plan_of(small::mlp(8).g, "null:4", "replica(2) > split(2)",
+                      [](CompileOptions& o) { o.accumulation = 2, o.fusion = false; });
+  const Proof whole = prove(plan);
+  CHECK_MESSAGE(whole.verdict == ProofVerdict::kProven, text(whole));
+  const EntryProof proof = without_sum(plan, 2, "w1");
   CHECK(proof.verdict == ProofVerdict::kRefuted);
   CHECK_MESSAGE(has(proof.what, "it is without samples 2 to 3, which device 2 has in micro-batch 0"), proof.what);
   const auto leads_there = [](const std::string& step) {
     return step.starts_with("that was made of ") && step.ends_with("on device 2");
   };
   CHECK_MESSAGE(std::ranges::any_of(proof.path, leads_there), fmt::format("{}", fmt::join(proof.path, "\n")));
+}
+
+// The example of docs/proof.md: WHALE_EXAMPLE="gpt3.plan 37 block59.attention.qkv.weight".
+TEST_CASE("example of a failed proof" * doctest::skip()) {
+  const char* example = std::getenv("WHALE_EXAMPLE");
+  REQUIRE(example != nullptr);
+  std::istringstream words(example);
+  std::string file, parameter;
+  int32_t device = 0;
+  words >> file >> device >> parameter;
+  std::ifstream in(file, std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
+  Plan plan = deserialize(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+  fmt::print("{}", text(Proof{ProofVerdict::kRefuted, {without_sum(plan, device, parameter)}, ""}));
 }
 
 TEST_CASE("proof: in 16 bits a sum that no parameter reaches is rounded as on one device, in micro-batches too") {
