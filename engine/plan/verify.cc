@@ -340,6 +340,22 @@ void check_places(const Context& c, const std::vector<const DeviceRow*>& rows) {
   }
 }
 
+// What is wrong with the way in which devices hold parts of a tensor; "": nothing. It cuts whole sub-axes, and has no
+// terms of a sum.
+std::string fault_of_sharding(const Dims& dims, const Sharding& sharding, size_t axes) {
+  if (sharding.axes.size() != axes) return "is of another mesh";
+  for (const AxisSharding& l : sharding.axes) {
+    if (l.placement == Placement::kPartial) return "is partial";
+    if (l.placement != Placement::kShard) continue;
+    const SubAxis& d = l.sub_axis;
+    if (!inside(d.dim, dims) || d.outer < 1 || d.inner < 1) return "cuts no dimension of it";
+    const int64_t n = dims[static_cast<size_t>(d.dim)];
+    if (n != 0 && (d.outer > n || d.inner > n / d.outer || n % (d.outer * d.inner)))
+      return fmt::format("cuts a sub-axis ({}, {}, {}) that its dimension does not have", d.dim, d.outer, d.inner);
+  }
+  return "";
+}
+
 // Every device that hands an output over fetches it.
 void check_output(const Plan& plan, const Entry& entry, size_t o) {
   const PlanOutput& output = entry.outputs[o];
@@ -360,6 +376,12 @@ void check_output(const Plan& plan, const Entry& entry, size_t o) {
         mesh.devices.empty() ? 0 : mesh.devices[0],
         fmt::format("output '{}' of shape {} has its samples along dimension {}, which the batch of {} does not divide",
                     output.name, to_string(output.dims), output.batch_dim, entry.batch));
+  if (!output.parts.axes.empty()) {
+    const std::string fault = fault_of_sharding(output.dims, output.parts, mesh.axes.size());
+    if (!fault.empty())
+      fail(mesh.devices.empty() ? 0 : mesh.devices[0],
+           fmt::format("the sharding of output '{}' of shape {} {}", output.name, to_string(output.dims), fault));
+  }
   if (output.merge == OutputMerge::kConcat || element_count(output.dims) == 0) return;
   for (size_t k = 0; k < mesh.devices.size(); ++k) {
     const Ints at = mesh.coordinates(static_cast<int64_t>(k));
@@ -473,28 +495,19 @@ void check_mesh(const Plan& plan, const PlanMesh& mesh) {
   if (mesh.axes.size() != plan.meshes[0].axes.size()) fail_mesh(plan, mesh, "its meshes have different axes");
 }
 
-// A storage sharding cuts whole sub-axes of the variable; a variable is never partial.
 void check_storage_sharding(const Plan& plan, const PlanVariable& v) {
   const bool known = inside(v.mesh, plan.meshes);
-  const auto fail = [&](const char* what) {
-    const std::string text = fmt::format("variable '{}': {}", v.name, what);
+  const auto fail = [&](const std::string& what) {
+    const std::string text = fmt::format("variable '{}' of shape {}: {}", v.name, to_string(v.dims), what);
     if (known) fail_mesh(plan, plan.meshes[static_cast<size_t>(v.mesh)], text);
     fail_at(plan, kNone, text);
   };
   if (!known) fail("there is no such mesh");
-  if (v.storage_sharding.axes.size() != plan.meshes[static_cast<size_t>(v.mesh)].axes.size())
-    fail("its storage sharding is of another mesh");
   for (const int64_t n : v.dims)
     if (n < 0) fail("a dimension is negative");
-  for (const AxisSharding& l : v.storage_sharding.axes) {
-    if (l.placement == Placement::kPartial) fail("its storage sharding is partial");
-    if (l.placement != Placement::kShard) continue;
-    const SubAxis& d = l.sub_axis;
-    if (!inside(d.dim, v.dims) || d.outer < 1 || d.inner < 1) fail("its storage sharding cuts no dimension of it");
-    const int64_t n = v.dims[static_cast<size_t>(d.dim)];
-    if (n != 0 && (d.outer > n || d.inner > n / d.outer || n % (d.outer * d.inner)))
-      fail("its storage sharding cuts a sub-axis that its dimension does not have");
-  }
+  const size_t axes = plan.meshes[static_cast<size_t>(v.mesh)].axes.size();
+  if (const std::string fault = fault_of_sharding(v.dims, v.storage_sharding, axes); !fault.empty())
+    fail("its storage sharding " + fault);
 }
 
 }  // namespace

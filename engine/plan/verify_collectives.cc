@@ -94,6 +94,21 @@ class Shapes {
     }
   }
 
+  // Of the operand, or the result: so much of the sub-axis that it is cut along, and the other one whole, also where it
+  // has no elements.
+  void check_sides(const Buffer& b, const SubAxisCuts& cut, int64_t size, const SubAxisCuts& whole,
+                   int64_t extent) const {
+    const auto check = [&](const SubAxis& sub_axis, int64_t n) {
+      const auto& [dim, outer, inner] = sub_axis;
+      if (dim < 0 || dim >= std::ssize(b.dims) || outer < 1 || inner < 1 ||
+          b.dims[static_cast<size_t>(dim)] != outer * n * inner)
+        fail(fmt::format("'{}' of shape {} does not have {} of its sub-axis ({}, {}, {})", b.name, to_string(b.dims), n,
+                         dim, outer, inner));
+    };
+    check(cut.sub_axis, size);
+    if (whole.sub_axis.dim != cut.sub_axis.dim) check(whole.sub_axis, extent);
+  }
+
   void exchange() const {
     if (i_.in.size() != 1 || i_.out.size() != 1) fail("it has one operand and one result");
     const Buffer &x = buffer(i_.in[0]), &y = buffer(i_.out[0]);
@@ -101,6 +116,8 @@ class Shapes {
     const std::vector<Interval>&from = of_.cuts[0].cuts, &to = of_.to.cuts;
     check_cuts(from, i_.in[0]);
     check_cuts(to, i_.out[0]);
+    check_sides(x, of_.cuts[0], from[rank_].size(), of_.to, to.back().end);
+    check_sides(y, of_.to, to[rank_].size(), of_.cuts[0], from.back().end);
     const int64_t before = from[rank_].size() * to.back().end, after = from.back().end * to[rank_].size();
     const bool fits = before > 0  ? elements(x) % before == 0 && elements(y) == elements(x) / before * after
                       : after > 0 ? elements(x) == 0 && elements(y) % after == 0

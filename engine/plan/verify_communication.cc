@@ -38,6 +38,7 @@ std::string text_of(const Program& p, const Instruction& i) {
       const Buffer& whole = p.buffers[static_cast<size_t>(b)];
       text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
     }
+  if (!c.weights.empty()) text += fmt::format(" weights {};", fmt::join(c.weights, ","));
   for (const SubAxisCuts& each : c.cuts) text += cuts_text(each.cuts);
   text += cuts_text(c.to.cuts);
   return text;

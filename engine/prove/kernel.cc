@@ -65,7 +65,9 @@ std::string kernel_of(const KernelCall& call) {
 }  // namespace
 
 bool is_of_reshard(const KernelCall& call) {
-  return std::ranges::any_of(call.in, [](const Operand& o) { return o.name.find(".from") != o.name.npos; });
+  const auto is_named = [](std::string_view name) { return name.find(".from") != name.npos; };
+  if (!call.name.empty() && !is_named(call.name)) return false;  // one of the program's, of what a reshard made
+  return std::ranges::any_of(call.in, [&](const Operand& o) { return is_named(o.name); });
 }
 
 TensorIds KernelCall::roots() const {

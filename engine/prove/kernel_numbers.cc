@@ -37,7 +37,9 @@ std::optional<Value> Kernels::as_number(const KernelCall& call) {
   Value same = constant(call.out.at(0), 0);
   same.tensor = of->tensor, same.dtype = of->dtype;
   same.terms = of->terms, same.combine = of->combine;
-  same.of_nothing = of->of_nothing, same.order = of->order, same.signs = of->signs;
+  const bool is_view = has_flag(call.code, kView);  // the program has them as one
+  same.of_nothing = is_view || of->of_nothing == OpCode{} ? of->of_nothing : call.code;
+  same.order = of->order, same.signs = of->signs;
   return same;
 }
 

@@ -19,30 +19,41 @@ Set others(const Set& set, int64_t extent) {
   return out;
 }
 
-// Samples of the batch that no box of a summand has; empty: nothing that boxes say is of samples.
-Set missing_samples(const Entry& entry, Reference& reference, const Summand& summand) {
+// The positions along the batch of what a summand's boxes have, of so many; none: boxes do not say samples.
+struct OfBatch {
+  Set set;
+  int64_t extent = 0;
+  bool any = false;  // so many, whichever they are
+};
+std::optional<OfBatch> of_batch(const Entry& entry, Reference& reference, const Summand& summand) {
   if (summand.boxes.empty()) return {};
   for (const FactorSet& first : summand.boxes[0]) {
     const FactorKey key = first.key;
     if (first.extent % entry.batch != 0 || !reference.is_of_batch(key.op, key.factor)) continue;
-    Set there;
+    OfBatch out{.set = {}, .extent = first.extent, .any = false};
     bool told = true;
     for (const TermBox& box : summand.boxes) {
       const auto mine = std::ranges::find(box, key, &FactorSet::key);
-      told &= mine != box.end() && !mine->any;
-      if (told) there = there.united(mine->set);
+      told &= mine != box.end() && (!mine->any || summand.boxes.size() == 1);
+      if (told) out.set = out.set.united(mine->set), out.any |= mine->any;
     }
-    if (!told) continue;
-    const int64_t each = first.extent / entry.batch;
-    Set out;
-    const Set missing = others(there, first.extent);
-    for (const Interval& run : missing.runs()) {
-      const Interval samples{run.begin / each, (run.end + each - 1) / each};
-      out = out.united(Set(samples));
-    }
-    return out;
+    if (told) return out;
   }
   return {};
+}
+
+// Samples of the batch that no box of a summand has; empty: nothing that boxes say is of samples.
+Set missing_samples(const Entry& entry, Reference& reference, const Summand& summand) {
+  const auto there = of_batch(entry, reference, summand);
+  if (!there || there->any) return {};
+  const int64_t each = there->extent / entry.batch;
+  Set out;
+  const Set missing = others(there->set, there->extent);
+  for (const Interval& run : missing.runs()) {
+    const Interval samples{run.begin / each, (run.end + each - 1) / each};
+    out = out.united(Set(samples));
+  }
+  return out;
 }
 
 // "0, 2, 5 to 9 and 3 more": of more than five runs the first four.
@@ -69,6 +80,19 @@ int64_t axes_between(const DeviceRow& a, const DeviceRow& b) {
 }
 
 }  // namespace
+
+std::optional<int64_t> samples_in(const Entry& entry, Reference& reference, const Value& value) {
+  if (entry.batch <= 0 || reference.constant(value.tensor)) return {};
+  if (value.terms.whole()) return entry.batch;
+  std::optional<int64_t> out;
+  for (const Summand& s : value.terms.summands()) {
+    const auto there = of_batch(entry, reference, s);
+    if (!there) continue;
+    const int64_t each = there->extent / entry.batch;
+    out = std::max(out.value_or(0), (there->set.size() + each - 1) / each);
+  }
+  return out;
+}
 
 Lacking lacking(const Entry& entry, Reference& reference, int32_t device, const Value& value) {
   if (entry.batch <= 0) return {};  // the model has no batch

@@ -1,6 +1,7 @@
-// What a sum lacks, in the user's words.
+// Which samples a sum has and lacks, in the user's words.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct Lacking {
   int32_t device = kNone;  // that has them
 };
 Lacking lacking(const Entry& entry, Reference& reference, int32_t device, const Value& value);
+
+// Of how many samples a value has terms; none: it does not say.
+std::optional<int64_t> samples_in(const Entry& entry, Reference& reference, const Value& value);
 
 // How a sum at `device` came to be: of the sums that each was made of, the one nearest to the device `of`, back to what
 // that device gave.

@@ -69,6 +69,7 @@ class Walk {
   bool step(Device& d);  // false: it waits for others
   bool collective(Device& d, const work::Collective& c);
   void meet(const Meeting& meeting, const work::Collective& c);
+  void check_weights(const Meeting& meeting, const work::Collective& c, const std::vector<Held>& gradients);
   void check_left_out(const Meeting& meeting, const std::vector<Held>& results);
   bool are_rows(const std::vector<Held>& values) const;
   std::vector<Memory::Part> rows_of(Device& d, BufferId id);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/placed.h"
+#include "prove/lacking.h"
 
 namespace whale::proof {
 
@@ -34,7 +35,8 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     const Instruction& i = instruction(stand_in(m).at);
     const auto* theirs = i.as<work::Collective>();
     if (!theirs || theirs->op != c.op || theirs->group != c.group || theirs->combine != c.combine ||
-        !(theirs->cuts == c.cuts) || !(theirs->to == c.to) || i.in.size() != instruction(here_).in.size())
+        !(theirs->cuts == c.cuts) || !(theirs->to == c.to) || theirs->weights != c.weights ||
+        i.in.size() != instruction(here_).in.size())
       refuse("device {} is at {} '{}', another collective than the others'", m, i.verb(), i.name);
     list.push_back(&i);
     check_apart(stand_in(m), i, c.op == OpCode::k_all_reduce || c.op == OpCode::k_adasum, c.op == OpCode::k_all_gather);
@@ -70,7 +72,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     }
     if (c.op == OpCode::k_adasum && !plan_.options.adasum) refuse("Adasum, which no option of the plan asks for");
     results[k] = exchanged(ref_, tree_, e);
-    if (c.op == OpCode::k_adasum) kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
+    if (c.op == OpCode::k_adasum) check_weights(meeting, c, e.in);
     check_left_out(meeting, results[k]);
     if (!results[k].empty() && !results[k][0]->terms.whole())
       sums[k] = std::make_shared<const std::vector<Held>>(reads_);
@@ -81,6 +83,17 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
       if (symmetry_.walked(meeting.members[m]))
         write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
   }
+}
+
+// Adasum takes each member's gradient for that of so many samples.
+void Walk::check_weights(const Meeting& meeting, const work::Collective& c, const std::vector<Held>& gradients) {
+  for (size_t m = 0; m < gradients.size(); ++m) {
+    const auto samples = samples_in(entry_, ref_, *gradients[m]);
+    if (samples && c.weights.at(m) != *samples)
+      refuse("Adasum weighs the gradient of device {} as of {} samples, expected {}: {}", meeting.members[m],
+             c.weights[m], *samples, describe(ref_, *gradients[m]));
+  }
+  kernels_.exempt("Adasum, which is no sum, combines the gradients of replicas");
 }
 
 // Devices that are not walked get what lies between those that stand for them, too.

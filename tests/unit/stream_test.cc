@@ -332,7 +332,7 @@ TEST_CASE("the verifier sees a piece that is another device's") {
     }
   ShardedGraph moved = lg;  // a sum of pieces that are not the same ones
   for (const Op& op : lg.graph.ops)
-    if (op.code == k_add && op.name.find(".dk.2.to2") != op.name.npos) moved.at(op.inputs[0], 1).rotate = 1;
+    if (op.code == k_add && op.name.find(".k.grad.2.to2") != op.name.npos) moved.at(op.inputs[0], 1).rotate = 1;
   CHECK_THROWS_WITH(verify(moved), doctest::Contains("no factor explains"));
 }
 
