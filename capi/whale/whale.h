@@ -685,7 +685,7 @@ typedef struct whale_proof_options {
  * hash of the source, "" where the plan contradicts itself; `entries`:
  * of each `entry`, `batch`, `verdict`, `what` (proven: the statement; else what was expected and found, or has no rule), `construct` that has no
  * rule, `walked` instructions, `path`: who made what it reads, and `at`, as far as it is known: `device`, `segment`, and where an instruction is
- * the reason its `number`, `verb`, `instruction`, `scope`, `micro_batch` (-1: the segment runs once). An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits. A verdict is no error. */
+ * the reason its `number`, `verb`, `instruction`, `scope`, `micro_batch` (-1: the segment runs once). An entry that is proven in exact mode has an `order`: those of two plans of one program that have the same give the same bits; `orders` has the same of each variable and output, by name. A verdict is no error. */
 WHALE_API whale_status *whale_plan_prove_json(const whale_plan *plan, const whale_proof_options *options /* may be NULL */,
                                               whale_text *out);
 /* The same, under the timeout that the plan was made with, and the cancel token of whale_plan_create. */

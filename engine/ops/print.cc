@@ -1,12 +1,9 @@
 // The text of a graph: stable, one op a line, attributes only where they differ from their defaults.
+#include "ops/print.h"
+
 #include "ops/op.h"
 
 namespace whale {
-namespace {
-
-std::string operand(TensorId id) { return id == kNone ? "_" : fmt::format("%{}", id); }
-
-std::string type_text(const Tensor& t) { return to_string(TensorType{t.dtype, t.dims}); }
 
 std::string init_text(const Initializer& init) {
   switch (init.kind) {
@@ -21,6 +18,12 @@ std::string init_text(const Initializer& init) {
   }
   return "?";
 }
+
+namespace {
+
+std::string operand(TensorId id) { return id == kNone ? "_" : fmt::format("%{}", id); }
+
+std::string type_text(const Tensor& t) { return to_string(TensorType{t.dtype, t.dims}); }
 
 std::string variable_text(const Graph& graph, const Variable& v) {
   std::string text =

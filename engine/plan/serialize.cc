@@ -555,12 +555,14 @@ TensorType type_of(const Program& program, BufferId id) {
 
 // A kernel trusts that its attributes are there, and their types: what it does not find it would take for zero.
 Attrs checked_attrs(const work::Kernel& k) {
+  constexpr const char* kTypes[] = {"an integer", "a number", "true or false", "a text", "integers", "numbers"};
+  static_assert(std::size(kTypes) == std::variant_size_v<Attr>);
   Attrs all = complete_attrs(def(k.op), k.attrs);
   for (const auto& [name, value] : all) {
     const auto found = k.attrs.find(name);
     if (found != k.attrs.end() && found->second.index() != value.index())
-      throw invalid("attribute '{}' is {}, which is not of its type, such as {}", name, to_string(found->second),
-                    to_string(value));
+      throw invalid("attribute '{}' is {}, {}, which is not of its type: {}", name, to_string(found->second),
+                    kTypes[found->second.index()], kTypes[value.index()]);
   }
   return all;
 }

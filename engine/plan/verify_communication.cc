@@ -118,7 +118,7 @@ void check_collectives(const Entries& e, const PartNumbers& part_of) {
           return std::ranges::find(numbers, *at, [](const auto& each) { return each.second; })->first;
         };
         e.fail(device, nth_collective(e.program(device), g, static_cast<size_t>(differ.in2 - (*mine)[g].begin())),
-               fmt::format("devices {} and {} of group {} run different collectives: the {}th of the first is {}, of "
+               fmt::format("devices {} and {} of group {} run different collectives: number {} of the first is {}, of "
                            "the second {}",
                            part[0], device, g, differ.in1 - (*first)[g].begin() + 1, text((*first)[g], differ.in1),
                            text((*mine)[g], differ.in2)));

@@ -210,8 +210,12 @@ void verify_groups(const Plan& plan) {
   const std::vector<Group> lines = groups_of(plan.meshes);
   if (plan.groups.size() != lines.size())
     fail_at(plan, kNone, fmt::format("{} groups for {} axes of its meshes", plan.groups.size(), lines.size()));
-  for (size_t g = 0; g < lines.size(); ++g)
-    if (plan.groups[g].axis != lines[g].axis || plan.groups[g].parts != lines[g].parts) {
+  for (size_t g = 0; g < lines.size(); ++g) {
+    if (plan.groups[g].axis != lines[g].axis)
+      fail_at(plan, kNone,
+              fmt::format("group {} is along axis '{}', expected '{}', as its meshes have it", g, plan.groups[g].axis,
+                          lines[g].axis));
+    if (plan.groups[g].parts != lines[g].parts) {
       const int32_t device = first_other(plan.groups[g], lines[g]);
       const std::string what = fmt::format(
           "group {} ('{}') is not the devices along axis '{}' of its meshes in their order; with device {}: [{}], "
@@ -225,6 +229,7 @@ void verify_groups(const Plan& plan) {
       }
       fail_at(plan, device, what);
     }
+  }
 }
 
 void verify_work(const Plan& plan, const Entry& entry) {

@@ -60,7 +60,7 @@ std::vector<Value> Kernels::without_elements(const KernelCall& call) {
   }
   if (std::ranges::all_of(call.out, [](const Result& r) { return element_count(r.local) == 0; })) return nothing(call);
   if (std::vector<Value> none = zeros(call); !none.empty()) return none;
-  no_rule("{} reads a tensor without elements", call.name);
+  no_rule("{} reads a tensor without elements", def(call.code).name);
 }
 
 // A sum of no terms is zero, and so is what is linear in it.
@@ -78,7 +78,7 @@ std::vector<Value> Kernels::zeros(const KernelCall& call) {
     of_no_elements |= o.value && o.value->region.size() == 0;
     of_nothing |= zero.back() && (o.value->of_nothing != OpCode{} || o.value->region.size() == 0);
     if (c && std::isinf(*c) && has(call)) return {};  // the program's own
-    if (c && std::isinf(*c)) no_rule("{} of an infinity, as what has no terms has one for its largest", call.name);
+    if (c && std::isinf(*c)) no_rule("{} of an infinity, as what has no terms has one for its largest", d.name);
   }
   for (const Result& r : call.out) view.outputs.push_back({r.dtype, r.local});
   // Numbers that are known make a number, and zero times what is no number is none.

@@ -415,6 +415,7 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
     return half && runs_whole(graph, op, form) ? TensorIds{} : smaller_form(graph, op);
   });
   rewrite(g, without_empty_parts);
+  name_apart(g);
   return {std::move(g), apart};
 }
 

@@ -91,6 +91,16 @@ std::string statement(const Entry& entry, bool exact, const std::string& order,
   return out;
 }
 
+// By name, and of all.
+void tell_orders(EntryProof& out, const std::map<std::string, uint64_t>& orders) {
+  std::string all;
+  for (const auto& [name, order] : orders) {
+    out.orders.emplace_back(name, fmt::format("{:016x}", order));
+    all += fmt::format("{}\n{}\n", name, out.orders.back().second);
+  }
+  if (!orders.empty()) out.order = fmt::format("{:016x}", hash_name(all));
+}
+
 // What is wrong with the order of the instructions.
 std::optional<Stopped> order_of(const Plan& plan, const Entry& entry, const Symmetry& symmetry) {
   std::vector<bool> seen(entry.programs.size());
@@ -124,7 +134,7 @@ void walk_all(EntryProof& out, const Plan& plan, const Entry& entry, Reference& 
           "products are rounded before their bias or activation, which one device adds first, and the gradients of "
           "such "
           "biases once");
-    if (walk.tree().asked()) out.order = walk.tree().order();
+    if (walk.tree().asked()) tell_orders(out, walk.tree().orders());
     out.what = statement(entry, walk.tree().asked(), out.order, exemptions);
   }
 }
@@ -157,7 +167,8 @@ EntryProof prove_as(const Plan& plan, const Entry& entry, const proof::Form& for
     walk_all(out, plan, entry, reference, Symmetry(plan, entry, Symmetry::Sought::kNo), shown);
   } catch (const proof::Stop& stop) {
     out.verdict = stop.covered ? ProofVerdict::kRefuted : ProofVerdict::kNotCovered;
-    out.what = out.construct = stop.what;
+    out.what = stop.what;
+    if (!stop.covered) out.construct = stop.what;
   } catch (const Error& e) {
     if (e.code() == Code::kCancelled || e.code() == Code::kDeadlineExceeded) throw;
     out.verdict = ProofVerdict::kNotCovered;
@@ -236,7 +247,7 @@ Proof prove(const Plan& plan, bool shown) {
     if (missing != nullptr) {
       EntryProof none;
       none.entry = missing, none.verdict = out.verdict = ProofVerdict::kRefuted;
-      none.what = "the plan has no such entry";
+      none.what = fmt::format("the plan has no entry '{}', which the model asks for", missing);
       out.entries.push_back(std::move(none));
       return out;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/fault.h"
@@ -30,6 +31,7 @@ struct EntryProof {
   // In exact mode, if it is proven: plans of one program that have the same give the same bits, as far as kernels are
   // the same (docs/proof.md). Else "".
   std::string order;
+  std::vector<std::pair<std::string, std::string>> orders;  // the same of each variable and output, by name
 };
 
 struct Proof {

@@ -260,7 +260,7 @@ TensorId Reference::constant(DType dtype, double value) {
   const auto [at, added] =
       constants_.try_emplace({dtype, bits_of(dtype, value)}, static_cast<TensorId>(g_.tensors.size()));
   if (added) {
-    g_.tensors.push_back({.name = std::to_string(value), .dtype = dtype, .dims = {}});
+    g_.tensors.push_back({.name = fmt::format("{}", value), .dtype = dtype, .dims = {}});
     root_.push_back(at->second);
     values_.emplace(at->second, in_type(dtype, value));
   }
@@ -441,6 +441,7 @@ TensorId Reference::output(const std::string& name) const {
 
 std::string Reference::name(TensorId id) const {
   if (id == kNone) return "nothing";
+  if (const double* number = constant(root(id))) return fmt::format("the number {}", *number);
   const Tensor& t = g_.tensor(id);
   for (const NamedTensor& g : g_.gradients)
     if (root(g.tensor) == root(id) && t.name != g.name + ".grad")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/print.h"
 #include "prove/program.h"
 #include "prove/value.h"
 
@@ -14,26 +15,54 @@ bool same(const Initializer& a, const Initializer& b) {
          a.data_type == b.data_type && data;
 }
 
-bool same(const Optimizer& a, const Optimizer& b) {
-  return a.kind == b.kind && a.learning_rate == b.learning_rate && a.momentum == b.momentum &&
-         a.nesterov == b.nesterov && a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.epsilon == b.epsilon &&
-         a.weight_decay == b.weight_decay && a.decay_rate == b.decay_rate && a.clip_threshold == b.clip_threshold &&
-         a.sparse_updates == b.sparse_updates && a.split_master_weights == b.split_master_weights;
+constexpr const char* kOptimizers[] = {"none", "sgd", "adam", "adamw", "lamb", "adagrad", "adafactor"};
+constexpr const char* kSchedules[] = {"constant", "linear", "cosine", "inverse_sqrt"};
+
+// Kinds by their names: both are ranges that the reader of plans has checked.
+template <class Value>
+void expect(const Value& found, const Value& expected, const char* what) {
+  if (found != expected) refuse("{} is {}, expected {}, as in the model", what, found, expected);
 }
-bool same(const LearningRateSchedule& a, const LearningRateSchedule& b) {
-  return a.kind == b.kind && a.warmup_steps == b.warmup_steps && a.total_steps == b.total_steps &&
-         a.final_fraction == b.final_fraction;
+
+void check_optimizer(const Optimizer& o, const Optimizer& model) {
+  const auto name = [](const Optimizer& of) { return std::string(kOptimizers[static_cast<size_t>(of.kind)]); };
+  expect(name(o), name(model), "the optimizer");
+  expect(o.learning_rate, model.learning_rate, "the learning rate");
+  expect(o.momentum, model.momentum, "the optimizer's momentum");
+  expect(o.nesterov, model.nesterov, "the optimizer's nesterov");
+  expect(o.beta1, model.beta1, "the optimizer's beta1");
+  expect(o.beta2, model.beta2, "the optimizer's beta2");
+  expect(o.epsilon, model.epsilon, "the optimizer's epsilon");
+  expect(o.weight_decay, model.weight_decay, "the optimizer's weight_decay");
+  expect(o.decay_rate, model.decay_rate, "the optimizer's decay_rate");
+  expect(o.clip_threshold, model.clip_threshold, "the optimizer's clip_threshold");
+  expect(o.sparse_updates, model.sparse_updates, "the optimizer's sparse_updates");
+  expect(o.split_master_weights, model.split_master_weights, "the optimizer's split_master_weights");
+}
+
+void check_schedule(const LearningRateSchedule& s, const LearningRateSchedule& model) {
+  const auto name = [](const LearningRateSchedule& of) {
+    return std::string(kSchedules[static_cast<size_t>(of.kind)]);
+  };
+  expect(name(s), name(model), "the schedule of the learning rate");
+  expect(s.warmup_steps, model.warmup_steps, "the learning rate's warmup_steps");
+  expect(s.total_steps, model.total_steps, "the learning rate's total_steps");
+  expect(s.final_fraction, model.final_fraction, "the learning rate's final_fraction");
 }
 
 void check_variable(const PlanVariable& v, const Variable& of, const Graph& g) {
-  const auto expect = [&](bool holds, const char* what) {
-    if (!holds) refuse("{} of variable {} is not the model's", what, v.name);
-  };
-  expect(v.role == of.role, "the role");
-  expect(v.trainable == of.trainable, "whether it is trained");
-  expect(same(v.init, of.init), "the initial value");
-  expect(v.owner == (of.owner == kNone ? "" : g.tensor(of.owner).name), "the parameter");
-  expect(v.state_name == of.state_name, "the name as state");
+  constexpr const char* kRoles[] = {"a parameter", "optimizer state", "a buffer"};
+  const auto role = [&](Role r) { return std::string(kRoles[static_cast<size_t>(r)]); };
+  const auto is = [&](const char* what) { return fmt::format("variable {}: {}", v.name, what); };
+  expect(role(v.role), role(of.role), is("it").c_str());
+  expect(v.trainable, of.trainable, is("whether it is trained").c_str());
+  if (!same(v.init, of.init)) {
+    const std::string found = init_text(v.init), expected = init_text(of.init);
+    if (found == expected) refuse("variable {}: its initial value is other {} than in the model", v.name, found);
+    expect(found, expected, is("its initial value").c_str());
+  }
+  expect(v.owner, of.owner == kNone ? "" : g.tensor(of.owner).name, is("the parameter whose state it is").c_str());
+  expect(v.state_name, of.state_name, is("its name as state").c_str());
 }
 
 }  // namespace
@@ -45,9 +74,10 @@ void check_settings(const Plan& plan, const Entry& entry, const Reference& refer
       refuse("steps of other sizes are planned in {} micro-batches, this one has {}", plan.micro_batches, own);
 
   const Training& training = plan.source.training;
-  if (!same(plan.optimizer, training.optimizer)) refuse("the optimizer's numbers are not the model's");
-  if (!same(plan.lr_schedule, training.lr_schedule)) refuse("the schedule of the learning rate is not the model's");
-  if (plan.precision != training.precision) refuse("the precision is not the model's");
+  check_optimizer(plan.optimizer, training.optimizer);
+  check_schedule(plan.lr_schedule, training.lr_schedule);
+  const auto name = [](Precision p) { return std::string(kPrecisions[static_cast<size_t>(p)]); };
+  expect(name(plan.precision), name(training.precision), "the precision");
   const Graph& g = reference.graph();
   for (const PlanVariable& v : plan.variables)
     for (const Variable& of : g.variables)

@@ -46,7 +46,10 @@ std::string to_json(const Proof& proof) {
     Json each{{"entry", e.entry}, {"batch", e.batch},   {"verdict", name_of(e.verdict)},
               {"what", e.what},   {"walked", e.walked}, {"construct", e.construct},
               {"path", e.path}};
-    if (!e.order.empty()) each["order"] = e.order;
+    if (!e.order.empty()) {
+      each["order"] = e.order, each["orders"] = Json::object();
+      for (const auto& [name, order] : e.orders) each["orders"][name] = order;
+    }
     if (e.at.device >= 0) each["at"] = place_of(e.at);
     out["entries"].push_back(std::move(each));
   }

@@ -218,17 +218,16 @@ void Tree::deliver(const std::string& name, const Dims& dims, const Value& value
   all.push_back({region, value.order});
 }
 
-std::string Tree::order() const {
-  if (!alike_) return "";
-  uint64_t out = 8;
-  for (const auto& each : delivered_) {
-    const std::vector<Delivered>& all = each.second;
+std::map<std::string, uint64_t> Tree::orders() const {
+  std::map<std::string, uint64_t> out;
+  if (!alike_) return out;
+  for (const auto& [name, all] : delivered_) {
     const bool one = std::ranges::all_of(all, [&](const Delivered& d) { return d.order == all[0].order; });
     uint64_t parts = 0;  // in any order
     for (const Delivered& d : all) parts += mix(d.order, d.region);
-    out = mix(mix(out, each.first), one ? all[0].order : parts);
+    out.emplace(name, one ? all[0].order : parts);
   }
-  return fmt::format("{:016x}", out);
+  return out;
 }
 
 }  // namespace whale::proof

@@ -42,8 +42,8 @@ class Tree {
 
   // What a step leaves, or hands out, under this name.
   void deliver(const std::string& name, const Dims& dims, const Value& value);
-  // Of all that was delivered, 16 hexadecimal digits; "": copies of some are not alike.
-  std::string order() const;
+  // Of all that was delivered, by name; empty: copies of some are not alike.
+  std::map<std::string, uint64_t> orders() const;
 
  private:
   // Sets of positions that stand for samples, of all terms; each once.

@@ -330,8 +330,10 @@ void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
         return t.name == input.name && t.dtype == input.dtype;
       }))
     return;  // the program reads nothing of it, so nobody may
-  if (id == kNone || ref_.tensor(id).dims != input.dims || ref_.tensor(id).dtype != input.dtype)
-    refuse("input {} is none of the one-device program", input.name);
+  if (id == kNone) refuse("input {} is none of the one-device program", input.name);
+  if (ref_.tensor(id).dims != input.dims || ref_.tensor(id).dtype != input.dtype)
+    refuse("input {} is {} of {}, expected {} of {}", input.name, to_string(input.dims), name_of(input.dtype),
+           to_string(ref_.tensor(id).dims), name_of(ref_.tensor(id).dtype));
   if (ref_.tensor(id).batch_dim != input.batch_dim)
     refuse("input {} has its samples along dimension {}, in the one-device program along {}", input.name,
            input.batch_dim, ref_.tensor(id).batch_dim);

@@ -198,9 +198,16 @@ def test_plans_of_one_order_are_told(tmp_path):
     """Exact mode, without a split like one device, with one not; and what is not exact says nothing of bits."""
     model = tmp_path / "mlp.whale"
     whale("model", "mlp", "-o", model)
-    for name, devices, strategy, exact in (("one", 1, "replica", True), ("two", 2, "replica", True), ("split", 2, "split(2)", True), ("free", 2, "replica", False)):
-        whale("plan", model, "--devices", f"null:{devices}", "--strategy", strategy, *(["--exact"] if exact else []), "-o", tmp_path / f"{name}.plan")
-    for name, code, told in (("two", 0, "yes"), ("split", 1, "no, its sums"), ("free", 3, "not known")):
+    fetch = ["--fetch", "grad:head.weight"]
+    for name, devices, strategy, more in (
+        ("one", 1, "replica", ["--exact"]), ("two", 2, "replica", ["--exact"]), ("split", 2, "split(2)", ["--exact"]),
+        ("free", 2, "replica", []), ("fetching", 1, "replica", ["--exact", *fetch]),
+    ):
+        whale("plan", model, "--devices", f"null:{devices}", "--strategy", strategy, *more, "-o", tmp_path / f"{name}.plan")
+    for name, code, told in (
+        ("two", 0, "yes, as far as their kernels are the same"), ("split", 1, "no, output "), ("free", 3, "not known, nothing says the bits of this plan"),
+        ("fetching", 0, "yes, as far as their kernels are the same; 1 output(s) are handed out by one of them alone"),
+    ):
         done = subprocess.run(
             [WHALE, "prove", tmp_path / f"{name}.plan", "--same-bits", tmp_path / "one.plan"], capture_output=True, text=True
         )

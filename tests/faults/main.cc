@@ -165,19 +165,21 @@ struct Told {
   int64_t refusals = 0, device = 0, instruction = 0, path = 0;
   std::map<std::string, int64_t> vague;  // without a device or an instruction, by how the message begins
 
-  void count(const Plan& damaged) {
+  // What the proof says; none: it is no plan file.
+  std::optional<ProofVerdict> count(const Plan& damaged) {
     Proof proof;
     try {
       const std::vector<uint8_t> bytes = serialize(damaged);
       proof = prove(deserialize_unverified(bytes.data(), bytes.size()));
     } catch (const Error&) {
-      return;  // no plan file: it is not of the proof
+      return {};
     }
-    if (proof.verdict != ProofVerdict::kRefuted) return;
+    if (proof.verdict != ProofVerdict::kRefuted) return proof.verdict;
     const auto refuted = std::ranges::find(proof.entries, ProofVerdict::kRefuted, &EntryProof::verdict);
     const bool at_device = refuted->at.device >= 0, at_instruction = at_device && refuted->at.number >= 0;
     ++refusals, device += at_device, instruction += at_instruction, path += !refuted->path.empty();
     if (!at_instruction) ++vague[fmt::format("{}: {}", at_device ? "a device" : "nobody", refuted->what.substr(0, 60))];
+    return proof.verdict;
   }
 };
 
@@ -199,7 +201,7 @@ class Kit {
   }
 
   int run() {
-    Dice dice(static_cast<uint64_t>(a_.seed));
+    Dice dice(Dice(static_cast<uint64_t>(a_.seed)).next());  // streams of neighbouring seeds overlap
     for (int64_t planted = 0, idle = 0; planted < a_.damages && idle < 400; ++idle) {
       const std::optional<Ground> ground = random_ground(dice);
       if (!ground) continue;
@@ -284,13 +286,20 @@ class Kit {
     Row& row = rows_[f];
     ++row.planted;
     const Finding found = judge(damaged, g.with, g.trained);
-    if (a_.prove && found.judgement != Judgement::kCrash && found.judgement != Judgement::kHang) told_.count(damaged);
+    std::optional<ProofVerdict> proof;
+    if (a_.prove && found.judgement != Judgement::kCrash && found.judgement != Judgement::kHang)
+      proof = told_.count(damaged);
     switch (found.judgement) {
       case Judgement::kRefused:
         ++row.refused;
         if (a_.verbose) say(g, f, word, "refused", found.text);
         return true;
       case Judgement::kUnbound:
+        if (proof == ProofVerdict::kProven) {
+          ++row.missed;
+          say(g, f, word, "MISSED: proven, and no session can have it", found.text);
+          return true;
+        }
         ++row.unbound;
         if (a_.verbose) say(g, f, word, "refused when bound", found.text);
         return true;

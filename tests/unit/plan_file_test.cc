@@ -106,7 +106,7 @@ TEST_CASE("attributes of a plan's kernels are of their types") {
     return plan.entries[0].programs[0].segments[0].instructions[0].as<work::Kernel>()->attrs;
   };
   CHECK(has(error_after([&](Plan& p) { kernel_with(p, "value")["value"] = int64_t{0}; }),
-            "attribute 'value' is 0, which is not of its type"));
+            "attribute 'value' is 0, an integer, which is not of its type: a number"));
 }
 
 TEST_CASE("attributes that a plan's kernels lack are those of the op, or an error") {

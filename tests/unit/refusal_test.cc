@@ -90,6 +90,43 @@ void at(const EntryProof& proof, int32_t device, const char* verb) {
 
 }  // namespace
 
+TEST_CASE("refused: Adasum weighs each member's gradient by its samples") {
+  constexpr std::pair<const char*, const char*> kThose[] = {{"null:2", "replica(2, shares=[3,1])"},
+                                                            {"null:4", "replica(2) > replica(2)"}};
+  for (const auto& [devices, strategy] : kThose) {
+    CAPTURE(strategy);
+    const Plan plan =
+        plan_of(small::mlp(8).g, devices, strategy, [](CompileOptions& o) { o.adasum = true, o.accumulation = 2; });
+    const auto weigh = [&](Ints weights) {
+      Plan damaged = plan;
+      for (Program& p : damaged.entries[0].programs)
+        for (Segment& s : p.segments)
+          for (Instruction& i : s.instructions)
+            if (auto* c = i.as<work::Collective>(); c != nullptr && c->op == OpCode::k_adasum) c->weights = weights;
+      return prove(damaged);
+    };
+    CHECK(prove(plan).verdict == ProofVerdict::kProven);
+    for (const Ints& weights : {Ints{0, 8}, Ints{5, 3}, Ints{2, 6}, Ints{12, 4}}) {
+      const Proof proof = weigh(weights);
+      CHECK(proof.verdict == ProofVerdict::kRefuted);
+      CHECK_MESSAGE(has(text(proof), "samples, expected"), text(proof));
+    }
+  }
+}
+
+TEST_CASE("refused by the verifier: the parts of an output do not fit it") {
+  Plan plan = plan_of(small::mlp(8).g, "null:2", "split(2)");
+  PlanOutput& output = plan.entries.at(0).outputs.at(0);
+  output.parts.axes.assign(plan.meshes[0].axes.size(), {});
+  output.parts.axes[0].placement = Placement::kShard;
+  for (const SubAxis& sub_axis : {SubAxis{0, 1, 3}, SubAxis{7, 1, 1}, SubAxis{0, 5, 1}}) {
+    output.parts.axes[0].sub_axis = sub_axis;
+    const Proof proof = prove(plan);
+    CHECK(proof.verdict == ProofVerdict::kRefuted);
+    CHECK_MESSAGE(has(text(proof), "the sharding of output"), text(proof));
+  }
+}
+
 TEST_CASE("refused by the verifier: the instruction and what led there") {
   const Plan plan = replicas();
   SUBCASE("two values share bytes") {

@@ -48,31 +48,56 @@ const nlohmann::json* entry_like(const nlohmann::json& proof, const nlohmann::or
   return nullptr;
 }
 
+// Whether two proofs say that their plans give the same bits ("yes", "no", "not known"), and why.
+std::pair<std::string, std::string> compared(const nlohmann::ordered_json& mine, const nlohmann::json& theirs,
+                                             const std::string& name) {
+  const auto unknown = [](std::string why) { return std::pair(std::string("not known"), std::move(why)); };
+  const auto text_of = [](const auto& value) { return value.template get<std::string>(); };
+  if (mine.at("verdict") != "proven") return unknown("this plan is " + text_of(mine.at("verdict")));
+  if (theirs.at("verdict") != "proven")
+    return unknown(name + " is " + text_of(theirs.at("verdict")) + ":\n" + text_of(theirs.at("text")));
+  if (mine.at("program") != theirs.at("program")) return {"no", "it is of another program"};
+  size_t alike = 0, unlike = 0, alone = 0;
+  std::string first;
+  for (const auto& entry : mine.at("entries")) {
+    const nlohmann::json* other_entry = entry_like(theirs, entry);
+    if (other_entry == nullptr) continue;  // of a batch that the other plan has not been made for
+    if (!entry.contains("orders") || !other_entry->contains("orders"))
+      return unknown("nothing says the bits of " + (entry.contains("orders") ? name : "this plan") +
+                     ": it was not planned in exact mode, or makes copies of one value in unlike ways");
+    const auto &orders = entry.at("orders"), &others = nlohmann::ordered_json(other_entry->at("orders"));
+    size_t both = 0;
+    for (const auto& [what, order] : orders.items()) {
+      if (!others.contains(what)) continue;
+      ++both;
+      if (others.at(what) == order)
+        ++alike;
+      else if (++unlike == 1)
+        first = what + " of " + text_of(entry.at("entry"));
+    }
+    alone += orders.size() + others.size() - 2 * both;
+  }
+  if (alike + unlike == 0) return unknown("they have no entry of one name and batch");
+  if (unlike > 0)
+    return {"no", first + (unlike > 1 ? " (and " + std::to_string(unlike - 1) + " more)" : "") +
+                      " may have other bits: other kernels make it, or sums are added in another order"};
+  return {"yes", "as far as their kernels are the same" +
+                     (alone > 0 ? "; " + std::to_string(alone) + " output(s) are handed out by one of them alone"
+                                : std::string())};
+}
+
 }  // namespace
 
 void Proof::compare(const Proof& other, const std::string& name) {
   auto mine = nlohmann::ordered_json::parse(json_);
-  const auto theirs = nlohmann::json::parse(other.json_);
-  bool known = mine.at("verdict") == "proven" && theirs.at("verdict") == "proven", same = true;
-  bool any = false;
-  for (const auto& entry : mine.at("entries")) {
-    const nlohmann::json* other_entry = entry_like(theirs, entry);
-    if (other_entry == nullptr) continue;  // of a batch that the other plan has not been made for
-    const std::string a = entry.value("order", ""), b = other_entry->value("order", "");
-    any = true, known &= !a.empty() && !b.empty(), same &= a == b;
-  }
-  known &= any;
-  const bool one_program = mine.at("program") == theirs.at("program");
-  const std::string told = !known         ? "not known"
-                           : !one_program ? "no, it is of another program"
-                           : same         ? "yes, as far as their kernels are the same"
-                                          : "no, its sums are added in another order";
-  same &= one_program;
-  mine["same_bits"] = nlohmann::ordered_json{{"as", name}, {"verdict", !known ? "not known" : same ? "yes" : "no"}};
+  const auto [verdict, why] = compared(mine, nlohmann::json::parse(other.json_), name);
+  mine["same_bits"] = nlohmann::ordered_json{{"as", name}, {"verdict", verdict}, {"why", why}};
   json_ = mine.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   const size_t last = text_.rfind('\n');
-  text_.insert(last == std::string::npos ? 0 : last + 1, "same bits as " + name + ": " + told + "\n");
-  if (exit_code_ == 0 && !(known && same)) exit_code_ = known ? kRefuted : kNotCovered;
+  std::string line = "same bits as " + name + ": " + verdict + ", " + why;
+  while (line.ends_with('\n')) line.pop_back();
+  text_.insert(last == std::string::npos ? 0 : last + 1, line + "\n");
+  if (exit_code_ == 0 && verdict != "yes") exit_code_ = verdict == "no" ? kRefuted : kNotCovered;
 }
 
 void add_prove(CLI::App& app, int& exit_code) {
@@ -91,10 +116,10 @@ void add_prove(CLI::App& app, int& exit_code) {
   command->add_option("FILE", state->path, "a .plan file, or a .whale file that is planned first")->required();
   command->add_flag("--json", state->json, "print as JSON");
   command
-      ->add_option(
-          "--same-bits", state->beside,
-          "another .plan file: say whether both give the same bits, as exact mode has them (exit code 1: others, 3: "
-          "not known)")
+      ->add_option("--same-bits", state->beside,
+                   "another .plan file: say whether both are certain to give the same bits, as exact mode has them "
+                   "(exit code 1: "
+                   "not certain, 3: not known)")
       ->type_name("PLAN");
   add_fetch(*command, state->arguments);
   add_plan_options(*command, state->arguments);

@@ -126,7 +126,7 @@ class Plan:
         statement; else what was expected and found, or has no rule), ``construct`` that has no rule, ``walked``: how many instructions
         were, ``path``: who made what it reads, and ``at``, as far as it is known: ``device``, ``segment``, and where an instruction is the
         reason its ``number``, ``verb``, ``instruction``, ``scope``, ``micro_batch`` (-1: the segment runs once). An entry that is proven in exact mode has an ``order``, text: those of two
-        plans of one program that have the same give the same bits.
+        plans of one program that have the same give the same bits; ``orders`` has the same of each variable and output, by name.
 
         timeout
             Seconds that the proof may take (``DeadlineExceeded``), 0: any. Ctrl-C stops it too.
