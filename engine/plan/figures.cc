@@ -48,7 +48,7 @@ static std::string shares_text(const MeshAxis& axis) {
   std::string text;
   for (size_t i = 0; i < axis.shares.size(); ++i)
     if (axis.shares[i] != kNoDevice)
-      text += fmt::format("{}{}", i == 0 ? "" : i % static_cast<size_t>(axis.size) ? "," : "; ", axis.shares[i]);
+      text += fmt::format("{}{:.6g}", i == 0 ? "" : i % static_cast<size_t>(axis.size) ? "," : "; ", axis.shares[i]);
   return text;
 }
 

@@ -37,7 +37,7 @@ TEST_CASE("groups are the lines of the mesh in their order") {
             "not the devices along"));
   CHECK(has(after(plan, [](Plan& p, Entry&, Program&) { std::swap(p.groups[1].parts[0][0], p.groups[1].parts[0][1]); }),
             "in their order"));
-  CHECK(has(after(plan, [](Plan& p, Entry&, Program&) { std::swap(p.groups[0], p.groups[1]); }), "not the devices"));
+  CHECK(has(after(plan, [](Plan& p, Entry&, Program&) { std::swap(p.groups[0], p.groups[1]); }), "is along axis"));
   CHECK(has(after(plan, [](Plan& p, Entry&, Program&) { p.groups.pop_back(); }), "groups for"));
 }
 
