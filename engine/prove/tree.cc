@@ -221,11 +221,12 @@ void Tree::deliver(const std::string& name, const Dims& dims, const Value& value
 std::map<std::string, uint64_t> Tree::orders() const {
   std::map<std::string, uint64_t> out;
   if (!alike_) return out;
-  for (const auto& [name, all] : delivered_) {
+  for (const auto& each : delivered_) {
+    const std::vector<Delivered>& all = each.second;
     const bool one = std::ranges::all_of(all, [&](const Delivered& d) { return d.order == all[0].order; });
     uint64_t parts = 0;  // in any order
     for (const Delivered& d : all) parts += mix(d.order, d.region);
-    out.emplace(name, one ? all[0].order : parts);
+    out.emplace(each.first, one ? all[0].order : parts);
   }
   return out;
 }
