@@ -93,10 +93,10 @@ void at(const EntryProof& proof, int32_t device, const char* verb) {
 TEST_CASE("refused: Adasum weighs each member's gradient by its samples") {
   constexpr std::pair<const char*, const char*> kThose[] = {{"null:2", "replica(2, shares=[3,1])"},
                                                             {"null:4", "replica(2) > replica(2)"}};
-  for (const auto& [devices, strategy] : kThose) {
-    CAPTURE(strategy);
+  for (const auto& of : kThose) {
+    CAPTURE(of.second);
     const Plan plan =
-        plan_of(small::mlp(8).g, devices, strategy, [](CompileOptions& o) { o.adasum = true, o.accumulation = 2; });
+        plan_of(small::mlp(8).g, of.first, of.second, [](CompileOptions& o) { o.adasum = true, o.accumulation = 2; });
     const auto weigh = [&](Ints weights) {
       Plan damaged = plan;
       for (Program& p : damaged.entries[0].programs)

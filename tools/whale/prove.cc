@@ -42,14 +42,14 @@ void Proof::take(std::string json) {
 namespace {
 
 // The entry of that name and batch; null: the other plan has none.
-const nlohmann::json* entry_like(const nlohmann::json& proof, const nlohmann::ordered_json& entry) {
+const nlohmann::ordered_json* entry_like(const nlohmann::ordered_json& proof, const nlohmann::ordered_json& entry) {
   for (const auto& each : proof.at("entries"))
     if (each.at("entry") == entry.at("entry") && each.at("batch") == entry.at("batch")) return &each;
   return nullptr;
 }
 
 // Whether two proofs say that their plans give the same bits ("yes", "no", "not known"), and why.
-std::pair<std::string, std::string> compared(const nlohmann::ordered_json& mine, const nlohmann::json& theirs,
+std::pair<std::string, std::string> compared(const nlohmann::ordered_json& mine, const nlohmann::ordered_json& theirs,
                                              const std::string& name) {
   const auto unknown = [](std::string why) { return std::pair(std::string("not known"), std::move(why)); };
   const auto text_of = [](const auto& value) { return value.template get<std::string>(); };
@@ -60,12 +60,12 @@ std::pair<std::string, std::string> compared(const nlohmann::ordered_json& mine,
   size_t alike = 0, unlike = 0, alone = 0;
   std::string first;
   for (const auto& entry : mine.at("entries")) {
-    const nlohmann::json* other_entry = entry_like(theirs, entry);
+    const nlohmann::ordered_json* other_entry = entry_like(theirs, entry);
     if (other_entry == nullptr) continue;  // of a batch that the other plan has not been made for
     if (!entry.contains("orders") || !other_entry->contains("orders"))
       return unknown("nothing says the bits of " + (entry.contains("orders") ? name : "this plan") +
                      ": it was not planned in exact mode, or makes copies of one value in unlike ways");
-    const auto &orders = entry.at("orders"), &others = nlohmann::ordered_json(other_entry->at("orders"));
+    const auto &orders = entry.at("orders"), &others = other_entry->at("orders");
     size_t both = 0;
     for (const auto& [what, order] : orders.items()) {
       if (!others.contains(what)) continue;
@@ -90,7 +90,7 @@ std::pair<std::string, std::string> compared(const nlohmann::ordered_json& mine,
 
 void Proof::compare(const Proof& other, const std::string& name) {
   auto mine = nlohmann::ordered_json::parse(json_);
-  const auto [verdict, why] = compared(mine, nlohmann::json::parse(other.json_), name);
+  const auto [verdict, why] = compared(mine, nlohmann::ordered_json::parse(other.json_), name);
   mine["same_bits"] = nlohmann::ordered_json{{"as", name}, {"verdict", verdict}, {"why", why}};
   json_ = mine.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   const size_t last = text_.rfind('\n');
