@@ -84,7 +84,7 @@ std::vector<TensorType> infer_stats(const OpView& v) {
   const int64_t vocabulary = attr_int(*v.attrs, "vocabulary"), begin = attr_int(*v.attrs, "label_begin");
   std::vector<TensorType> out = infer_cross_entropy(v);
   const int64_t width = in_dims(v, 0).back();
-  if (vocabulary != 0 && (begin < 0 || begin > vocabulary - width))
+  if (vocabulary != 0 && (begin < 0 || vocabulary < width || begin > vocabulary - width))
     throw invalid("attributes 'label_begin' {} and 'vocabulary' {} do not fit {} columns", begin, vocabulary, width);
   return out;
 }

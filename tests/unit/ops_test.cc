@@ -494,3 +494,10 @@ TEST_CASE("cost: matmul counts multiply and add, a slice only what it moves") {
   CHECK(cost_of(Case(OpCode::k_slice, {f32({1000})}, {{"limits", Ints{10}}}).view()).bytes == 80);
   CHECK(cost_of(Case(OpCode::k_add, {f32({10}), f32({10})}).view()).bytes == 120);
 }
+
+TEST_CASE("a part of a vocabulary is refused whatever its numbers are") {  // found by mutations of plans: an overflow
+  for (const int64_t vocabulary : {INT64_MIN, int64_t{-1}, int64_t{15}})
+    CHECK_THROWS_WITH_AS(Case(OpCode::k_cross_entropy_stats, {f32({4, 16}), TensorType{DType::kI32, {4}}},
+                              {{"vocabulary", vocabulary}, {"label_begin", int64_t{0}}}),
+                         doctest::Contains("do not fit 16 columns"), Error);
+}
