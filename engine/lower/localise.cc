@@ -274,13 +274,17 @@ Attrs Localiser::attrs(const Op& op, const Place& place) const {
   if (op.code == OpCode::k_adasum) {
     Place other = place;
     Ints weights;
+    // Axes over which the gradient is summed or combined already do not cut the samples that it is of.
+    uint64_t cut = 1;
+    for (size_t a = 1; a <= axis; ++a)
+      if (!g_.by_micro_batch(a) && g_.at(op.inputs[0], a).placement == Placement::kPartial) cut |= uint64_t{1} << a;
     for (int64_t k = 0; k < g_.mesh_axis(axis, op.stage).size; ++k) {
       other.coordinates[axis - 1] = k;
       const Interval run = micro_batches(other, axis);
       int64_t all = 0;  // each micro-batch is cut by itself: the first members have more of every one
       for (const int64_t u : watched(run.begin, run.end)) {
         other.micro_batch = u;
-        all += samples((sample_axes() | 1) & ((uint64_t{2} << axis) - 1), other).size();
+        all += samples(cut, other).size();
       }
       weights.push_back(all);
     }

@@ -445,24 +445,34 @@ Precision precision_of(std::string_view name) {
   return static_cast<Precision>(known - kPrecisions);
 }
 
+enum class Mode { kSums, kExact, kAdasum };
+Mode mode_of(std::string_view name) {
+  return name == "exact" ? Mode::kExact : name == "adasum" ? Mode::kAdasum : Mode::kSums;
+}
+CompileOptions options_in(Mode mode, const test::PlanCase& c, const Graph& g) {
+  CompileOptions options = test::options_of(c, g);
+  options.adasum = mode == Mode::kAdasum;
+  return options;
+}
+
 struct Verdicts {
   int proven = 0, refuted = 0, open = 0, none = 0;
   int unlike = 0;  // of replicas that are unlike, which planning refuses where they are not proven
 };
 // Random plans of a number each, from `first` on; `say` is given those that are not proven, and what is said of them.
 template <class Say>
-Verdicts prove_random(int64_t first, int64_t count, int64_t most, Precision precision, Say say, bool exact = false) {
+Verdicts prove_random(int64_t first, int64_t count, int64_t most, Precision precision, Say say, Mode mode = {}) {
   using namespace whale::test;
   Verdicts v;
   for (int64_t n = first; n < first + count; ++n) {
     Dice dice(Dice(static_cast<uint64_t>(n)).next());
     PlanCase c = random_plan_case(dice, most);
-    if (exact) c.exact = true, c.sliced = false;
+    if (mode == Mode::kExact) c.exact = true, c.sliced = false;
     std::optional<Plan> plan;
     try {
       Graph g = graph_of(c);
       g.training.precision = precision;
-      plan = compile(g, parse_devices(fmt::format("ref:{}", c.devices)), options_of(c, g));
+      plan = compile(g, parse_devices(fmt::format("ref:{}", c.devices)), options_in(mode, c, g));
     } catch (const Error& e) {
       const bool unlike = has(e.message(), "not proven equal");
       ++(unlike ? v.unlike : v.none);
@@ -488,24 +498,40 @@ TEST_CASE("proof: plans that had no rule") {
   constexpr std::pair<const char*, const char*> kKept[] = {
 #include "kept_proofs.inc"
   };
-  for (const auto& [precision, line] : kKept) {
+  for (const auto& [kind, line] : kKept) {
+    const std::string_view kept = kind;
     const test::PlanCase c = test::parse_case(line);
     Graph g = test::graph_of(c);
-    g.training.precision = precision_of(precision);
-    const Proof proof = prove(compile(g, parse_devices(fmt::format("ref:{}", c.devices)), test::options_of(c, g)));
-    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, precision << " " << line << "\n" << text(proof));
+    g.training.precision = precision_of(kept.substr(0, kept.find(' ')));
+    const Mode mode = mode_of(kept.substr(kept.find(' ') + 1));
+    const Proof proof = prove(compile(g, parse_devices(fmt::format("ref:{}", c.devices)), options_in(mode, c, g)));
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, kept << " " << line << "\n" << text(proof));
   }
 }
 
 // No false alarm, and few of them not covered (docs/proof.md says which).
 TEST_CASE("property: random plans are proven") {
-  for (const Precision precision : {Precision::kFloat64, Precision::kBFloat16, Precision::kFloat16}) {
-    const bool half = precision != Precision::kFloat64;
-    const Verdicts v =
-        prove_random(1, half ? 60 : 250, 8, precision, [](const test::PlanCase& c, const std::string& proof) {
+  struct Kind {
+    Precision precision;
+    Mode mode;
+    int64_t count;
+  };
+  constexpr Kind kKinds[] = {
+      {Precision::kFloat64, Mode::kSums, 250},    // f32 has the same casts: none
+      {Precision::kBFloat16, Mode::kSums, 60},    //
+      {Precision::kFloat16, Mode::kSums, 60},     //
+      {Precision::kFloat64, Mode::kAdasum, 240},  // a quarter has no split, which it cannot go with
+      {Precision::kBFloat16, Mode::kAdasum, 120},
+  };
+  for (const auto& [precision, mode, count] : kKinds) {
+    const Verdicts v = prove_random(
+        1, count, 8, precision,
+        [](const test::PlanCase& c, const std::string& proof) {
           if (has(proof, "refuted") || has(proof, "not proven")) MESSAGE(test::to_string(c) << "\n" << proof);
-        });
-    MESSAGE(std::string(kPrecisions[static_cast<size_t>(precision)]) << ": " << to_string(v));
+        },
+        mode);
+    MESSAGE(std::string(kPrecisions[static_cast<size_t>(precision)])
+            << std::string(mode == Mode::kAdasum ? ", Adasum: " : ": ") << to_string(v));
     CHECK(v.refuted == 0);
     CHECK(v.unlike * 100 <= v.proven);
     CHECK(v.open * 100 <= v.proven);
@@ -542,7 +568,7 @@ TEST_CASE("property: random plans in exact mode have the order of one device") {
   CHECK(alike > 40);
 }
 
-// Not a test: WHALE_HUNT="first count most_devices precision [exact]" shows which of many are not proven.
+// Not a test: WHALE_HUNT="first count most_devices precision [exact|adasum]" shows which of many are not proven.
 TEST_CASE("hunt for plans that are not proven" * doctest::skip()) {
   long first = 0, count = 1000, most = 8;
   char precision[16] = "f64", mode[16] = "";
@@ -551,6 +577,6 @@ TEST_CASE("hunt for plans that are not proven" * doctest::skip()) {
   const Verdicts v = prove_random(
       first, count, most, precision_of(precision),
       [](const test::PlanCase& c, const std::string& proof) { fmt::print("{}\n{}\n", test::to_string(c), proof); },
-      std::string(mode) == "exact");
+      mode_of(mode));
   fmt::print("{}\n", to_string(v));
 }
