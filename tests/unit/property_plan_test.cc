@@ -151,6 +151,13 @@ Tally hold(
   return tally;
 }
 
+// "lag": on devices that are late; "ranks": of two or three, half of them of late devices.
+void put_on(PlanCase& c, std::string_view where, Dice& dice) {
+  const bool ranks = where == "ranks";
+  if (ranks) c.ranks = static_cast<int>(dice.between(2, 3));
+  if (!ranks || dice.coin()) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
+}
+
 }  // namespace
 
 TEST_CASE("a tally of plans counts what is not proven, and why") {
@@ -229,16 +236,12 @@ TEST_CASE("property: sums over micro-batches in another type are those sums") {
 
 // Their queues overtake each other wherever the plan lets them.
 TEST_CASE("property: every plan on devices that are late is one device") {
-  hold("plans, late", 100, 8, 3,
-       [](PlanCase& c, Dice& dice) { c.kind = fmt::format("lag@{}", dice.between(1, 1000)); });
+  hold("plans, late", 100, 8, 3, [](PlanCase& c, Dice& dice) { put_on(c, "lag", dice); });
 }
 
 // They share a store and a wire of flat bytes, and nothing else.
 TEST_CASE("property: every plan of two or three ranks is one device") {
-  const Tally tally = hold("plans of ranks", 150, 8, 3, [](PlanCase& c, Dice& dice) {
-    c.ranks = static_cast<int>(dice.between(2, 3));
-    if (dice.coin()) c.kind = fmt::format("lag@{}", dice.between(1, 1000));
-  });
+  const Tally tally = hold("plans of ranks", 150, 8, 3, [](PlanCase& c, Dice& dice) { put_on(c, "ranks", dice); });
   CHECK(tally.count(Outcome::kRefused) * 4 <= tally.count(Outcome::kEqual));
 }
 
@@ -275,6 +278,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
   if (text) std::sscanf(text, "%ld %ld %ld %ld %ld", &first, &count, &seconds, &steps, &most);
   const char* exact = std::getenv("WHALE_EXACT");              // all of them in exact mode
   const bool unlike = std::getenv("WHALE_UNLIKE") != nullptr;  // those with unlike replicas alone
+  const char* on = std::getenv("WHALE_ON");                    // "lag", "ranks": see put_on
   Tally tally;
   std::map<std::string, int> kinds;
   const auto began = std::chrono::steady_clock::now();
@@ -285,6 +289,7 @@ TEST_CASE("hunt for failing plans" * doctest::skip()) {
     c.steps = static_cast<int>(steps);
     if (unlike && c.strategy.find("([") == c.strategy.npos) continue;
     if (exact) c.exact = true, c.sliced = false, c.matmul_chunks = 1;
+    if (on) put_on(c, on, dice);
     const std::string line = to_string(c);
     if (count == 1) fmt::print(stderr, "{}\n", line);
     const Verdict v = verdict_on(c);
