@@ -160,8 +160,8 @@ size_t RanksOfGroup::widest() const {
       ->count;
 }
 
-AllReduceWork RanksOfGroup::work(double bytes) const {
-  AllReduceWork out{bytes, 0, static_cast<int64_t>(runs.size()), static_cast<int64_t>(widest()), 0};
+GroupWork RanksOfGroup::work(double bytes) const {
+  GroupWork out{bytes, 0, static_cast<int64_t>(runs.size()), static_cast<int64_t>(widest()), 0};
   for (const Run& run : runs) out.members += static_cast<int64_t>(run.count);
   out.chunk = std::min(bytes / static_cast<double>(lanes()), static_cast<double>(kChunk));
   return out;

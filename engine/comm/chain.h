@@ -6,7 +6,7 @@
 
 #include "comm/member.h"
 #include "comm/messages.h"
-#include "cost/all_reduce.h"
+#include "cost/collective_forms.h"
 
 namespace whale {
 
@@ -21,7 +21,7 @@ struct RanksOfGroup {
   RanksOfGroup(const Seat& seat, int rank);
   size_t lanes() const;   // members of each rank that pass something on
   size_t widest() const;  // members of a rank, at most
-  AllReduceWork work(double bytes) const;
+  GroupWork work(double bytes) const;
 };
 
 // `here`: the members of this rank, of which this one is number `seat.rank - run.begin`.

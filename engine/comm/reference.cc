@@ -13,6 +13,7 @@
 #include "comm/far_reduce.h"
 #include "comm/member.h"
 #include "comm/messages.h"
+#include "comm/process_gather.h"
 
 namespace whale {
 namespace {
@@ -81,26 +82,30 @@ void check_part(const Operand& part, const Rows& all, const Interval& cut, const
                    cut.begin, cut.end);
 }
 
-// reduce_scatter: of the bucket of whole tensors each member gets its cuts; all_gather: the other way round.
-std::unique_ptr<Collective> by_cuts(const Seat& seat, const CollectiveSpec& spec) {
-  const bool reduces = spec.op == OpCode::k_reduce_scatter;
-  const char* what = reduces ? "a reduce-scatter" : "an all-gather";
-  check_operands(spec, what);
-  Pieces whole(seat.size()), part(seat.size());
-  for (size_t i = 0; i < spec.in.size(); ++i) {
-    const Operand &large = reduces ? spec.in[i] : spec.out[i], &small = reduces ? spec.out[i] : spec.in[i];
-    if (element_count(large.dims) == 0) continue;
-    const Rows all = rows_of(large, spec.cuts[i].sub_axis);
-    check_cuts(spec.cuts[i].cuts, seat.size(), all.extent);
-    check_part(small, all, spec.cuts[i].cuts[seat.rank], what);
-    for (size_t m = 0; m < seat.size(); ++m) {
-      whole[m].push_back(rows_at(large, all, spec.cuts[i].cuts[m]));
-      part[m].push_back(dense(small));
+// A bucket of whole tensors, of which each member has, or gets, its cuts: what lies where, by member.
+struct ByCuts {
+  Pieces whole, part;
+  ByCuts(const Seat& seat, const CollectiveSpec& spec, const char* what) : whole(seat.size()), part(seat.size()) {
+    const bool reduces = spec.op == OpCode::k_reduce_scatter;
+    check_operands(spec, what);
+    for (size_t i = 0; i < spec.in.size(); ++i) {
+      const Operand &large = reduces ? spec.in[i] : spec.out[i], &small = reduces ? spec.out[i] : spec.in[i];
+      if (element_count(large.dims) == 0) continue;
+      const Rows all = rows_of(large, spec.cuts[i].sub_axis);
+      check_cuts(spec.cuts[i].cuts, seat.size(), all.extent);
+      check_part(small, all, spec.cuts[i].cuts[seat.rank], what);
+      for (size_t m = 0; m < seat.size(); ++m) {
+        whole[m].push_back(rows_at(large, all, spec.cuts[i].cuts[m]));
+        part[m].push_back(dense(small));
+      }
     }
   }
-  const DType dtype = one_type(spec);
-  if (reduces) return bind_far_reduce(seat, {spec.combine, dtype, std::move(whole), std::move(part[seat.rank])});
-  return std::make_unique<Exchange>(seat, part, whole);
+};
+
+std::unique_ptr<Collective> reduce_scatter(const Seat& seat, const CollectiveSpec& spec) {
+  ByCuts bucket(seat, spec, "a reduce-scatter");
+  return bind_far_reduce(seat,
+                         {spec.combine, one_type(spec), std::move(bucket.whole), std::move(bucket.part[seat.rank])});
 }
 
 std::unique_ptr<Collective> all_to_all(const Seat& seat, const CollectiveSpec& spec) {
@@ -203,8 +208,8 @@ class Reference final : public Transport {
     const Seat seat{part, at, spec.group, memory, *wire_, ranks_};
     switch (spec.op) {
       case OpCode::k_all_reduce: return bind_all_reduce(seat, spec);
-      case OpCode::k_reduce_scatter:
-      case OpCode::k_all_gather: return by_cuts(seat, spec);
+      case OpCode::k_reduce_scatter: return reduce_scatter(seat, spec);
+      case OpCode::k_all_gather: return bind_all_gather(seat, spec);
       case OpCode::k_all_to_all: return all_to_all(seat, spec);
       case OpCode::k_shift: return shift(seat, spec);
       case OpCode::k_adasum: return std::make_unique<Adasum>(seat, spec, gradients_of(device, spec.group));
@@ -237,17 +242,30 @@ class Reference final : public Transport {
     double bytes = 0;
     for (const Operand& x : spec.in) bytes += static_cast<double>(element_count(x.dims) * size_of(x.dtype));
     one_type(spec);
-    AllReduceWork work{bytes, static_cast<int64_t>(seat.size())};
+    GroupWork work{bytes, static_cast<int64_t>(seat.size())};
     if (!ranks.runs.empty()) work = ranks.work(bytes);
     const AllReduceForm form = choose_all_reduce(work, profile_);
     if (bytes == 0 || form != AllReduceForm::kChain) return all_reduce(seat, spec, form == AllReduceForm::kWhole);
+    return bind_chain(members_here(ranks, seat), ranks, seat, spec);
+  }
+  std::unique_ptr<Collective> bind_all_gather(const Seat& seat, const CollectiveSpec& spec) {
+    const ByCuts bucket(seat, spec, "an all-gather");
+    one_type(spec);
+    double bytes = 0;
+    for (const Operand& x : spec.out) bytes += static_cast<double>(element_count(x.dims) * size_of(x.dtype));
+    const RanksOfGroup ranks(seat, wire_->rank());
+    if (bytes == 0 || ranks.runs.empty() || choose_gather(ranks.work(bytes), profile_) == GatherForm::kEach)
+      return std::make_unique<Exchange>(seat, bucket.part, bucket.whole);
+    return bind_process_gather(members_here(ranks, seat), ranks, seat, spec, bucket.part, bucket.whole);
+  }
+  GroupState& members_here(const RanksOfGroup& ranks, const Seat& seat) {
     const RanksOfGroup::Run& run = ranks.runs[ranks.here];
     const auto first = seat.devices.begin() + static_cast<ptrdiff_t>(run.begin);
     const std::lock_guard lock(mutex_);
     auto& members = here_[{seat.group, *first}];
     if (!members)
       members = std::make_unique<GroupState>(std::vector<int32_t>(first, first + static_cast<ptrdiff_t>(run.count)));
-    return bind_chain(*members, ranks, seat, spec);
+    return *members;
   }
   std::shared_ptr<Gradients> gradients_of(int device, int32_t group) {
     const std::lock_guard lock(mutex_);

@@ -176,6 +176,18 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   }
 }
 
+// It has none before it to wait for.
+void check_first_row(const Context& c, const ScheduleRow& row) {
+  const Segment& segment = c.program.segments[static_cast<size_t>(row.segment)];
+  for (const RowWait& w : c.program.row_waits[static_cast<size_t>(row.waits)]) {
+    FaultSite site{.segment = &segment, .micro_batch = row.micro_batch, .row = &row};
+    if (inside(w.at, segment.instructions)) site.instruction = static_cast<size_t>(w.at);
+    c.fail(site,
+           fmt::format("waits for instruction {} of the row before, and this row is the schedule's first", w.on.index));
+  }
+  c.fail_row(row, "the first row of the schedule has waits for one before it");
+}
+
 // Each names, for an instruction, one of another queue in the row before.
 void check_row_waits(const Context& c) {
   const Program& p = c.program;
@@ -184,7 +196,9 @@ void check_row_waits(const Context& c) {
     Watch::look();
     const ScheduleRow& row = p.schedule[r];
     if (row.waits == kNone) continue;
-    if (r == 0 || !inside(row.waits, p.row_waits)) c.fail_row(row, "a schedule row waits for one that is not there");
+    if (!inside(row.waits, p.row_waits))
+      c.fail_row(row, fmt::format("a schedule row has the waits number {}, of {}", row.waits, p.row_waits.size()));
+    if (r == 0) check_first_row(c, row);
     if (!seen.emplace(p.schedule[r - 1].segment, row.segment, row.waits).second) continue;
     const auto& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)].instructions;
     const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;

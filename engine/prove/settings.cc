@@ -1,6 +1,7 @@
 #include "prove/settings.h"
 
 #include <algorithm>
+#include <map>
 
 #include "ops/print.h"
 #include "prove/program.h"
@@ -50,19 +51,40 @@ void check_schedule(const LearningRateSchedule& s, const LearningRateSchedule& m
   expect(s.final_fraction, model.final_fraction, "the learning rate's final_fraction");
 }
 
+// All of it, where what is usually told is alike.
+std::string whole_text(const Initializer& i) {
+  return fmt::format("{} with the numbers {} and {}, file '{}', key '{}' and {} bytes of {}", init_text(i), i.a, i.b,
+                     i.file, i.key, i.data ? i.data->size() : 0, name_of(i.data_type));
+}
+
+void check_initial(const PlanVariable& v, const Initializer& model) {
+  if (same(v.init, model)) return;
+  std::string found = init_text(v.init), expected = init_text(model);
+  if (found == expected) found = whole_text(v.init), expected = whole_text(model);
+  if (found != expected)
+    refuse("variable {}: its initial value is {}, expected {}, as in the model", v.name, found, expected);
+  const std::vector<uint8_t>&a = *v.init.data, &b = *model.data;
+  const auto at = std::ranges::mismatch(a, b).in1 - a.begin();
+  refuse("variable {}: byte {} of its initial value, {}, is {}, expected {}, as in the model", v.name, at,
+         init_text(v.init), a[static_cast<size_t>(at)], b[static_cast<size_t>(at)]);
+}
+
 void check_variable(const PlanVariable& v, const Variable& of, const Graph& g) {
-  constexpr const char* kRoles[] = {"a parameter", "optimizer state", "a buffer"};
-  const auto role = [&](Role r) { return std::string(kRoles[static_cast<size_t>(r)]); };
-  const auto is = [&](const char* what) { return fmt::format("variable {}: {}", v.name, what); };
-  expect(role(v.role), role(of.role), is("it").c_str());
-  expect(v.trainable, of.trainable, is("whether it is trained").c_str());
-  if (!same(v.init, of.init)) {
-    const std::string found = init_text(v.init), expected = init_text(of.init);
-    if (found == expected) refuse("variable {}: its initial value is other {} than in the model", v.name, found);
-    expect(found, expected, is("its initial value").c_str());
-  }
-  expect(v.owner, of.owner == kNone ? "" : g.tensor(of.owner).name, is("the parameter whose state it is").c_str());
-  expect(v.state_name, of.state_name, is("its name as state").c_str());
+  constexpr std::string_view kRoles[] = {"a parameter", "optimizer state", "a buffer"};
+  const auto expect = [&](const auto& found, const auto& expected, const char* what) {
+    if (found == expected) return;
+    const auto told = [](const auto& value) {
+      const std::string text = fmt::format("{}", value);
+      return text.empty() ? std::string("none") : text;
+    };
+    refuse("variable {}: {} is {}, expected {}, as in the model", v.name, what, told(found), told(expected));
+  };
+  const std::string none;
+  expect(kRoles[static_cast<size_t>(v.role)], kRoles[static_cast<size_t>(of.role)], "it");
+  expect(v.trainable, of.trainable, "whether it is trained");
+  check_initial(v, of.init);
+  expect(v.owner, of.owner == kNone ? none : g.tensor(of.owner).name, "the parameter whose state it is");
+  expect(v.state_name, of.state_name, "its name as state");
 }
 
 }  // namespace
@@ -79,13 +101,14 @@ void check_settings(const Plan& plan, const Entry& entry, const Reference& refer
   const auto name = [](Precision p) { return std::string(kPrecisions[static_cast<size_t>(p)]); };
   expect(name(plan.precision), name(training.precision), "the precision");
   const Graph& g = reference.graph();
-  for (const PlanVariable& v : plan.variables)
-    for (const Variable& of : g.variables)
-      if (g.tensor(of.tensor).name == v.name) check_variable(v, of, g);
-  for (const Variable& of : g.variables)
-    if (const std::string& name = g.tensor(of.tensor).name;
-        of.next != kNone && std::ranges::count(plan.variables, name, &PlanVariable::name) == 0)
-      refuse("the plan has no variable {}, which a step changes", name);
+  std::map<std::string_view, const PlanVariable*> variables;
+  for (const PlanVariable& v : plan.variables) variables[v.name] = &v;
+  for (const Variable& of : g.variables) {
+    const std::string& name = g.tensor(of.tensor).name;
+    const auto v = variables.find(name);
+    if (v != variables.end()) check_variable(*v->second, of, g);
+    if (v == variables.end() && of.next != kNone) refuse("the plan has no variable {}, which a step changes", name);
+  }
 }
 
 }  // namespace whale::proof

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "cost/all_reduce.h"
+#include "cost/collective_forms.h"
 #include "cost/profile_text.h"
 #include "probe/measure.h"
 #include "trained.h"
@@ -144,11 +144,25 @@ TEST_CASE("the form of an all-reduce follows its size, the members and the link"
   }
   CHECK(choose_all_reduce({1e9, 2}, profile) == AllReduceForm::kWhole);  // as many bytes, fewer messages
   // Two processes of eight: each byte twice over the wire instead of eight members' messages to sixteen.
-  const AllReduceWork eight{64e6, 16, 2, 8, 256e3};
+  const GroupWork eight{64e6, 16, 2, 8, 256e3};
   CHECK(choose_all_reduce(eight, profile) == AllReduceForm::kChain);
   CHECK(all_reduce_seconds(AllReduceForm::kChain, eight, profile) ==
         doctest::Approx(2 * (1e-5 + 256e3 / 1e9) + 2 * 64e6 / 1e9));
   CHECK(all_reduce_seconds(AllReduceForm::kSlices, eight, profile) == doctest::Approx(2 * 8 * 15 * (1e-5 + 4e6 / 1e9)));
+}
+
+TEST_CASE("the form of an all-gather follows the link and the copies inside a process") {
+  Profile profile = kMachineOfCores;
+  profile.link = {1e9, 1e-5};
+  profile.device.bytes_per_second = 1e10;
+  const GroupWork eight{64e6, 16, 2, 8, 256e3};
+  const double message = 1e-5 + 4e6 / 1e9;
+  CHECK(gather_seconds(GatherForm::kEach, eight, profile) == doctest::Approx(8 * 15 * message));
+  CHECK(gather_seconds(GatherForm::kOnce, eight, profile) ==
+        doctest::Approx(8 * message + 2 * 1e-5 + 8 * 14 * 2 * 4e6 / 1e10));
+  CHECK(choose_gather(eight, profile) == GatherForm::kOnce);
+  CHECK(choose_gather({64e6, 16, 16, 1, 256e3}, profile) == GatherForm::kEach);  // one device each
+  CHECK(choose_gather({64e6, 16, 1, 16, 256e3}, profile) == GatherForm::kEach);  // one process
 }
 
 }  // namespace

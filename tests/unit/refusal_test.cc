@@ -350,3 +350,38 @@ TEST_CASE("proof: options that other batch sizes are planned by are exemptions")
             "steps of other batch sizes are planned to add gradients up in bf16"));
   CHECK(has(stated([](PlanOptions& o) { o.accumulate_dtype = DType::kF16; }), "add gradients up in f16"));
 }
+
+TEST_CASE("refused: what the model says of a variable, by what was found and expected") {
+  small::Model m = small::mlp(8, OptimizerKind::kAdam);
+  for (Variable& v : m.g.variables)
+    if (v.init.kind == InitKind::kNormal) {
+      const auto bytes = static_cast<size_t>(element_count(m.g.tensor(v.tensor).dims) * 4);
+      v.init = {.kind = InitKind::kData, .data = std::make_shared<const std::vector<uint8_t>>(bytes)};
+      break;
+    }
+  const Plan plan = plan_of(m.g, "null:2", "replica");
+  const auto told = [&](const std::function<void(Plan&)>& damage) {
+    Plan damaged = plan;
+    damage(damaged);
+    const Proof proof = prove(damaged);
+    CHECK_MESSAGE(proof.verdict == ProofVerdict::kRefuted, text(proof));
+    return proof.entries[0].what;
+  };
+  const auto first = [](Plan& p, InitKind kind) -> PlanVariable& {
+    return *std::ranges::find_if(p.variables, [&](const PlanVariable& v) { return v.init.kind == kind; });
+  };
+  std::string what = told([&](Plan& p) { first(p, InitKind::kZeros).init.a = 3; });
+  CHECK_MESSAGE(has(what, "its initial value is zeros with the numbers 3 and 1, "), what);
+  CHECK_MESSAGE(has(what, "expected zeros with the numbers 0 and 1, "), what);
+  what = told([&](Plan& p) {
+    Initializer& init = first(p, InitKind::kData).init;
+    std::vector<uint8_t> bytes = *init.data;
+    bytes.at(5) = 7;
+    init.data = std::make_shared<const std::vector<uint8_t>>(bytes);
+  });
+  CHECK_MESSAGE(has(what, "byte 5 of its initial value, data(f32), is 7, expected 0, as in the model"), what);
+  what = told([&](Plan& p) {
+    std::ranges::find_if(p.variables, [](const PlanVariable& v) { return !v.owner.empty(); })->owner.clear();
+  });
+  CHECK_MESSAGE(has(what, "the parameter whose state it is is none, expected "), what);
+}

@@ -115,7 +115,12 @@ TEST_CASE("what is needed of the row before is waited for") {
   }
   SUBCASE("a row before the first") {
     p.schedule[0].waits = 0;
-    CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains("waits for one that is not there"), Error);
+    CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains(" of the row before, and this row is the schedule's first"),
+                         Error);
+  }
+  SUBCASE("waits that are none of the program's") {
+    row->waits = 1000;
+    CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains("a schedule row has the waits number 1000, of "), Error);
   }
   SUBCASE("a plan's file keeps them") {
     const std::vector<uint8_t> bytes = serialize(plan);

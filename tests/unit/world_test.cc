@@ -176,6 +176,24 @@ class CutCourier final : public Courier {
   const std::atomic<bool>& cut_;
 };
 
+// Counts what goes to another rank.
+class CountingCourier final : public Courier {
+ public:
+  CountingCourier(std::unique_ptr<Courier> inner, std::atomic<int>& messages)
+      : inner_(std::move(inner)), messages_(messages) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) override {
+    messages_ += to != rank() && (head.kind == LetterHead::kMessage || head.kind == LetterHead::kLent);
+    inner_->send(to, head, body, bytes, ticket);
+  }
+  void give_up(int rank) override { inner_->give_up(rank); }
+
+ private:
+  std::unique_ptr<Courier> inner_;
+  std::atomic<int>& messages_;
+};
+
 // ---- sessions -----------------------------------------------------------------------------------------------------
 struct Ranks {
   size_t running = SIZE_MAX;  // of the ranks: those before it make steps
@@ -317,6 +335,40 @@ void compare_collectives(uint64_t seed, int cases,
 
 TEST_CASE("every collective by messages gives the bits of the one in shared memory") {
   compare_collectives(5, 300, make_inproc_wires);
+}
+
+TEST_CASE("an all-gather brings a part to each other rank once, however many members that has") {
+  Dice dice(11);
+  const std::vector<int32_t> ranks = {0, 0, 0, 1, 1, 2};
+  const size_t members = ranks.size();
+  Group group{"replica", {{0, 1, 2, 3, 4, 5}}};
+  std::atomic<int> messages{0};
+  std::vector<std::shared_ptr<Post>> posts;
+  std::vector<std::unique_ptr<Transport>> by_rank;
+  Profile profile = kMachineOfCores;
+  profile.link = {1e6, 1e-9};  // slow: copies inside a rank are nothing beside it
+  for (const MakeCourier& make : make_inproc_couriers(3)) {
+    posts.push_back(Post::open(3, [&](Courier::Receiver& receiver) -> std::unique_ptr<Courier> {
+      return std::make_unique<CountingCourier>(make(receiver), messages);
+    }));
+    by_rank.push_back(make_reference({group}, posts.back()->next_wire(), ranks, profile, false));
+    by_rank.back()->reset();
+  }
+  const auto near = make_inproc({group});
+  std::vector<Transport*> nears(members, near.get()), fars;
+  for (const int32_t rank : ranks) fars.push_back(by_rank[static_cast<size_t>(rank)].get());
+  Case c;
+  c.spec.op = OpCode::k_all_gather, c.dtype = DType::kF32;
+  c.in.resize(members), c.out.resize(members);
+  const std::vector<Interval> cuts = {{0, 3}, {3, 10}, {10, 11}, {11, 20}, {20, 29}, {29, 30}};
+  c.spec.cuts.push_back({{1, 1, 1}, cuts});
+  for (size_t m = 0; m < members; ++m) {
+    c.in[m].push_back(noise({4, cuts[m].size()}, c.dtype, dice));
+    c.out[m].push_back(room({4, 30}, c.dtype));
+  }
+  const auto expected = results(c, nears);
+  CHECK(results(c, fars) == expected);
+  CHECK(messages == 3 * 2 * static_cast<int>(members));  // of three calls: each part to two other ranks
 }
 
 TEST_CASE("what is long goes in chunks, and all of it in little memory") {

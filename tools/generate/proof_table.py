@@ -5,6 +5,7 @@ option and what is not proven; docs/proof.md has what a run gave.
     WHALE=build/tools/whale/whale tools/generate/proof_table.py
     WHALE=build/tools/whale/whale tools/generate/proof_table.py --large   # models of hundreds of devices: seconds of CPU, MB
 """
+import argparse
 import collections
 import json
 import os
@@ -17,7 +18,8 @@ WHALE = os.environ.get("WHALE", "build/tools/whale/whale")
 TEXT = "--layers 2 --dim 32 --seq 8 --batch 8 --heads 4 --vocab 64"
 MODELS = {
     "mlp": "mlp --hidden 64 --batch 16", "gpt": f"gpt {TEXT}", "gpt, tied, dropout": f"gpt {TEXT} --tied --dropout 0.1",
-    "bert": f"bert {TEXT}", "t5": f"t5 {TEXT}", "moe-gpt": f"moe-gpt {TEXT} --experts 4",
+    "bert": f"bert {TEXT}", "t5": f"t5 {TEXT}", "llama": f"llama {TEXT} --kv-heads 2", "deepseek": f"deepseek {TEXT} --experts 4 --top-k 2 --hidden 32",
+    "moe-gpt": f"moe-gpt {TEXT} --experts 4",
     "m6": "m6 --layers 2 --dim 32 --batch 8 --heads 4 --experts 4", "gnmt": "gnmt --layers 2 --dim 32 --seq 6 --batch 8 --vocab 64",
     "resnet": "resnet --layers 8 --dim 8 --image 16 --batch 16 --norm-groups 4",
     "classifier100k": "classifier100k --dim 16 --classes 100 --batch 16", "cosmoflow": "cosmoflow --image 32 --batch 8",
@@ -67,7 +69,9 @@ def large():
 
 
 def main():
-    if sys.argv[1:] == ["--large"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", action="store_true", help="the models of hundreds of devices, at their size")
+    if parser.parse_args().large:
         return large()
     every = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
