@@ -14,6 +14,7 @@
 #include "cluster/devices.h"
 #include "compile/estimate.h"
 #include "compile/judge.h"
+#include "compile/prepare.h"
 #include "compile/savings.h"
 #include "compile/search_bounds.h"
 #include "compile/shapes.h"
@@ -326,6 +327,7 @@ class Search {
 
 Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   check_prices(devices, options.search);
+  check_graph(graph, options);
   return stoppable([&] { return Search(graph, devices, options).run(); });
 }
 

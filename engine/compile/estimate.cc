@@ -191,7 +191,7 @@ std::optional<double> last_price(const CompileOptions& options) {
 
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price, Care care) {
-  return estimate_prepared(prepare(graph, devices, options, memory_price), devices, options, memory_price, care);
+  return estimate_prepared(prepare(graph, devices, options, memory_price, care), devices, options, memory_price, care);
 }
 
 Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
@@ -206,7 +206,7 @@ Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, Compil
   constexpr int kTries = 6;
   Fitted best;
   for (int k = 0; k < kTries; ++k) {
-    Prepared p = prepare(graph, devices, options, memory_price);
+    Prepared p = prepare(graph, devices, options, memory_price, care);
     const TaskGraphs tasks = p.scoped.tasks;
     Estimate estimate = estimate_prepared(std::move(p), devices, options, memory_price, care);
     const int64_t missing = missing_bytes(estimate, devices);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compile/compile.h"
+#include "compile/prepare.h"
 #include "compile/rooms.h"
 
 namespace whale {
@@ -15,8 +16,7 @@ double price_of(const CompileOptions& options, int attempt);
 // Dearer than all: tried last, of recomputed blocks alone, which then exchange again what else they keep.
 std::optional<double> last_price(const CompileOptions& options);
 
-// kChecked: of few layers only where one layer more says the same. kQuick: without that, for comparisons.
-enum class Care : uint8_t { kChecked, kQuick };
+// Of few layers only where one layer more says the same; quickly without that.
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price, Care care = Care::kChecked);
 

@@ -41,6 +41,13 @@ Graph source_of(const Graph& graph, const CompileOptions& options) {
   return source;
 }
 
+void check_source(const Graph& source) {
+  verify(source);
+  verify_ops(source);
+  check_limits(source);
+  check_numbers(source);
+}
+
 // Where memory is traded for time. A byte is worth at least the 500th part of a step that it is of all that a device
 // has to hold of the parameters, if each stage, split and replica works as long as it must: no trade takes more than
 // 1/500 of a step for as much as that again. Where a step is of many samples for its size, that is more than the usual
@@ -90,6 +97,8 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
 
 }  // namespace
 
+void check_graph(const Graph& graph, const CompileOptions& options) { check_source(source_of(graph, options)); }
+
 Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price) {
   const std::vector<double>& state_shares = options.state_shares;
@@ -123,21 +132,24 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
 }
 
 Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                 double memory_price) {
+                 double memory_price, Care care) {
   check_options(options);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
-  verify(source);
-  verify_ops(source);
-  check_limits(source);
-  check_numbers(source);
+  if (care == Care::kChecked) check_source(source);
   const std::vector<std::string> doubts = check_profile(options.profile, source, graph);
   if (options.dump) options.dump("source", print(source));
   CompileOptions with = options;
   Scoped scoped = scope_out(source, devices, options, memory_price);
   with.profile.freed_bytes_per_second = freed_bytes_per_second(source, scoped.tasks, options.profile);
-  if (with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second)
-    scoped = scope_out(source, devices, with, memory_price);
+  if (with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second) {
+    const CostModel cost(devices, memory_price, with.profile, source.training.precision);
+    if (!are_unlike(devices, cost) &&
+        are_cut_alike(source, devices, source.default_strategy, cost, options.exact, options.stages, scoped.tasks))
+      scoped.tasks.cost = cost;
+    else
+      scoped = scope_out(source, devices, with, memory_price);
+  }
   if (const std::string note = profile_note(devices, options.profile); !note.empty())
     scoped.tasks.notes.push_back(note);
   scoped.tasks.notes.insert(scoped.tasks.notes.end(), doubts.begin(), doubts.end());

@@ -18,6 +18,9 @@ struct Scoped {
 Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price);
 
+// Throws where the graph, with what the options change in it, does not hold.
+void check_graph(const Graph& graph, const CompileOptions& options);
+
 // The graph with the options in it (what Plan::source keeps), checked, and who works on what.
 struct Prepared {
   Graph source;
@@ -25,8 +28,10 @@ struct Prepared {
   int64_t micro_batches;
   Profile profile;  // the options', where memory is worth as much as this model makes it
 };
+// kQuick: for comparisons, of a graph that is known to hold (check_graph).
+enum class Care : uint8_t { kChecked, kQuick };
 Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                 double memory_price);
+                 double memory_price, Care care = Care::kChecked);
 
 // The names after "grad:" that are fetched.
 std::vector<std::string> gradients_of(const CompileOptions& options);

@@ -401,9 +401,11 @@ class Lowerer {
     Ints sizes{cut.whole.size()};
     for (int64_t u = 0; u < lg_.micro_batches; ++u) {
       Watch::look();
+      const bool like_before = low_.size_class[static_cast<size_t>(u)] != u;
+      if (like_before && low_.options.detail != Detail::kWhole) continue;
       place.micro_batch = u;
       cut.micro_batches.push_back(low_.local.samples(mask, place));
-      sizes.push_back(cut.micro_batches.back().size());
+      if (!like_before) sizes.push_back(cut.micro_batches.back().size());
     }
     at->second.second = number_of(std::move(sizes));
     return at->second;

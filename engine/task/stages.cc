@@ -181,6 +181,7 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
       Watch::look();
       const size_t low = std::max<size_t>(1, fewest(at_least(0, k)));
       const size_t high = wanted - fewest(at_least(k, ends - 1));
+      if (low > high) continue;  // nowhere the end of a stage: most places, where even cuts are near the best
       for (size_t j = k; j-- > 0 && at_least(j, k) <= limit;) {
         for (size_t s = low; s <= std::min(high, j + 1); ++s) {
           if (value[j][s - 1] >= kNever) continue;

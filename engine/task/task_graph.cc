@@ -180,4 +180,13 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
   return out;
 }
 
+bool are_cut_alike(const Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
+                   const CostModel& cost, bool exact, const StageLimits& limits, const TaskGraphs& formed) {
+  const std::string_view text = strategy.empty() ? std::string_view(graph.default_strategy) : strategy;
+  if (!limits.rooms.empty() || find_unlike(graph, text)) return false;
+  const TaskLeaves leaves = find_leaves(graph, text, std::ssize(devices));
+  const std::optional<TaskPipeline> pipeline = find_pipeline(graph, leaves, std::ssize(devices));
+  return !pipeline || find_stages(graph, leaves, *pipeline, devices, cost, exact, limits).begins == formed.stage_begins;
+}
+
 }  // namespace whale

@@ -279,6 +279,7 @@ void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, Ta
   tasks.stage_of_scope.assign(graph.scopes.size(), -1);
   tasks.written.resize(graph.scopes.size());
   std::iota(tasks.written.begin(), tasks.written.end(), 0);
+  graph.scopes.reserve(2 * graph.scopes.size() + stages.mesh.size());
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     Op& op = graph.ops[i];
     op.stage = stages.of_op[i];

@@ -1,6 +1,8 @@
 // What is estimated without making the plan against what the plan says.
 #include "cluster/device_kinds.h"
+#include "compile/prepare.h"
 #include "golden.h"
+#include "plan_case.h"
 #include "report/estimate.h"
 #include "simulate/simulate.h"
 #include "task/condense.h"
@@ -231,4 +233,39 @@ TEST_CASE("a deep model is condensed only where its layers are alike") {
   for (Op& op : odd.ops)
     if (op.code == OpCode::k_gelu && ++layer > 0 && layer * layer % 11 < 5) op.code = OpCode::k_relu;
   CHECK(!is_condensed(odd, {"null:1", "local"}));
+}
+
+// Where memory is worth more, stages are cut anew, and what is alike is kept (are_cut_alike).
+TEST_CASE("property: what is kept of a preparation is what another one makes") {
+  int kept = 0, anew = 0;
+  for (uint64_t n = 1; n <= 300; ++n) {
+    test::Dice dice(test::Dice(n).next());
+    const test::PlanCase c = test::random_plan_case(dice, 8);
+    CAPTURE(test::to_string(c));
+    try {
+      Graph graph = test::graph_of(c);
+      CompileOptions options = test::options_of(c, graph);
+      options.profile.device.flops_per_second = dice.coin() ? 1e4 : 1e7;  // so that a step is long for its parameters
+      const std::vector<DeviceSpec> devices = parse_devices(fmt::format("null:{}", c.devices));
+      const Prepared got = prepare(graph, devices, options, 1);
+      if (got.profile.freed_bytes_per_second == options.profile.freed_bytes_per_second) continue;
+      const bool alike = got.scoped.tasks.stage_begins == scope_out(got.source, devices, options, 1).tasks.stage_begins;
+      ++(alike ? kept : anew);
+      options.profile = got.profile;
+      const Scoped expected = scope_out(got.source, devices, options, 1);
+      const TaskGraphs &a = got.scoped.tasks, &b = expected.tasks;
+      CHECK(a.strategy == b.strategy);
+      CHECK(a.stage_begins == b.stage_begins);
+      CHECK(a.mesh_of_stage == b.mesh_of_stage);
+      CHECK(a.meshes == b.meshes);
+      CHECK(a.by_micro_batch == b.by_micro_batch);
+      CHECK(a.task_of_scope == b.task_of_scope);
+      CHECK(a.cost.freed_bytes_per_second == b.cost.freed_bytes_per_second);
+      CHECK(std::ranges::equal(got.scoped.graph.ops, expected.graph.ops,
+                               [](const Op& x, const Op& y) { return x.stage == y.stage && x.scope == y.scope; }));
+    } catch (const Error&) {
+    }
+  }
+  CHECK(kept > 20);
+  MESSAGE(kept << " kept, " << anew << " cut anew");
 }
