@@ -13,6 +13,7 @@
 #include "compile/passes.h"
 #include "compile/prepare.h"
 #include "lower/storage.h"
+#include "ops/cost.h"
 #include "schedule/schedule.h"
 #include "task/condense.h"
 
@@ -98,20 +99,29 @@ bool tell_all(const Few& few, Few& more) {
 // Few layers say what all do where one more says the same of them, and is itself what they say of it; else none.
 std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
                                            const CompileOptions& options, double memory_price, Care care) {
-  constexpr size_t kMost =
-      2;  // layers more: where a stage begins with a whole layer, that one may be unlike the others
   const TaskGraphs& tasks = p.scoped.tasks;
   const std::vector<int32_t> kinds = kinds_of(devices);
-  std::optional<Few> few;
-  for (size_t more = 0; more <= kMost; ++more) {
+  const auto with_more = [&](size_t more) -> std::optional<Few> {
     std::optional<Condensed> form = condensed_form(p, options, more, kinds);
-    if (!form || (few && few->form.tasks.stages() != form->tasks.stages())) return std::nullopt;
+    if (!form) return std::nullopt;
     Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price,
                            devices_of(*form, tasks, devices));
     Estimate estimate = estimate_of(*form, tasks, plan.lg, plan.plan);
-    Few next{std::move(*form), std::move(plan), std::move(estimate)};
-    if (care == Care::kQuick || (few && tell_all(*few, next))) return std::move(next.estimate);
-    few = std::move(next);
+    return Few{std::move(*form), std::move(plan), std::move(estimate)};
+  };
+  if (care == Care::kQuick) {
+    std::optional<Few> few = with_more(0);
+    return few ? std::optional(std::move(few->estimate)) : std::nullopt;
+  }
+  // Where a stage begins with a whole layer, that one may be unlike the others: then they say so from one more on.
+  const bool stages = tasks.stages() > 1;
+  std::optional<Few> middle = with_more(1);
+  if (!middle) return std::nullopt;
+  for (const size_t other : {stages ? 2 : 0, stages ? 0 : 2}) {
+    std::optional<Few> next = with_more(other);
+    if (!next || next->form.tasks.stages() != middle->form.tasks.stages()) continue;
+    Few &few = other == 0 ? *next : *middle, &more = other == 0 ? *middle : *next;
+    if (tell_all(few, more)) return std::move(more.estimate);
   }
   return std::nullopt;
 }
@@ -134,7 +144,7 @@ bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices
   std::vector<double> flops(tasks.stages()), bytes(tasks.stages());
   std::set<std::pair<TensorId, int32_t>> seen;
   for (const Op& op : graph.ops) {
-    flops[static_cast<size_t>(op.stage)] += cost_of(view_of(graph, op)).flops;
+    flops[static_cast<size_t>(op.stage)] += cost_of(graph, op).flops;
     for (const TensorId id : op.inputs) {
       const OpId made = id == kNone ? kNone : graph.tensor(id).producer;
       if (made == kNone || graph.op(made).stage == op.stage || !seen.insert({id, op.stage}).second) continue;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "compile/prepare.h"
+#include "ops/cost.h"
 #include "ops/op.h"
 #include "plan/figures.h"
 #include "report/fit.h"
@@ -211,8 +212,7 @@ class Climb {
       work +=
           static_cast<double>(plan_.micro_batches) * (times.stages[s].forward + times.stages[s].backward) * rates[s];
     std::vector<double> until{0};  // FLOPs of the ops before
-    for (const Op& op : prepared.source.ops)
-      until.push_back(until.back() + cost_of(view_of(prepared.source, op)).flops);
+    for (const Op& op : prepared.source.ops) until.push_back(until.back() + cost_of(prepared.source, op).flops);
     for (size_t few = 1; few < stages; ++few)
       for (size_t first = 0; first + few <= stages; ++first) {
         const auto mine = rates.begin() + static_cast<std::ptrdiff_t>(first);

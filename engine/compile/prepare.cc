@@ -15,6 +15,7 @@
 #include "rewrite/offload.h"
 #include "rewrite/order.h"
 #include "cluster/shares.h"
+#include "ops/cost.h"
 #include "task/strategy.h"
 
 namespace whale {
@@ -55,7 +56,7 @@ void check_source(const Graph& source) {
 double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks, const Profile& usual) {
   constexpr double kLeastShare = 1.0 / 500;
   double flops = 0, bytes = 0;
-  for (const Op& op : source.ops) flops += cost_of(view_of(source, op)).flops;
+  for (const Op& op : source.ops) flops += cost_of(source, op).flops;
   for (const Variable& v : source.variables)
     if (v.role == Role::kParameter && v.trainable) bytes += static_cast<double>(bytes_of(source.tensor(v.tensor)));
   const double seconds = usual.passes * flops / usual.device.flops_per_second;

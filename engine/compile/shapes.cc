@@ -9,6 +9,7 @@
 #include "compile/checks.h"
 #include "cost/cost.h"
 #include "grad/passes.h"
+#include "ops/cost.h"
 #include "ops/op.h"
 #include "task/strategy.h"
 
@@ -187,7 +188,7 @@ class Shapes {
 ModelCounts::ModelCounts(const Graph& graph)
     : batch(batch_of(graph)), states(trains(graph) ? states_of(graph.training.optimizer) : 0) {
   for (const Op& op : graph.ops) {
-    flops += cost_of(view_of(graph, op)).flops;
+    flops += cost_of(graph, op).flops;
     if (has_flag(op.code, kProduct))
       for (const TensorId t : op.outputs)
         if (t != kNone) products += static_cast<double>(element_count(graph.tensor(t).dims) * size_of(DType::kF32));

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "base/watch.h"
+#include "ops/cost.h"
 #include "ops/family.h"
 
 namespace whale {
@@ -271,6 +272,13 @@ OpCost cost_of(const OpView& view) {
   const OpDef& d = def(view.code);
   if (d.cost) return d.cost(view);
   return {output_elements(view), bytes_of(view)};
+}
+OpCost cost_of(const Graph& graph, const Op& op) {
+  Watch::look();
+  static thread_local OpView view;  // of what costs are asked is asked of all ops, often
+  put_operands(graph, op, view);
+  put_types(graph, op.outputs, view.outputs);
+  return cost_of(view);
 }
 
 namespace {

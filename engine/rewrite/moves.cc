@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cost/cost.h"
+#include "ops/cost.h"
 #include "rewrite/copies.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
@@ -42,7 +43,7 @@ Moves::Moves(ShardedGraph& graph)
       before_(g_.ops.size() + 1) {
   for (size_t i = 0; i < g_.ops.size(); ++i) {
     const bool view = is_view(g_.ops[i].code);
-    seconds_.push_back(view ? 0 : op_seconds(cost_of(view_of(g_, g_.ops[i])), lg_.tasks.cost.device));
+    seconds_.push_back(view ? 0 : op_seconds(cost_of(g_, g_.ops[i]), lg_.tasks.cost.device));
     if (view) continue;
     for (const TensorId id : g_.ops[i].inputs) {
       if (id == kNone) continue;

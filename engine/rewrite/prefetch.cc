@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cost/cost.h"
+#include "ops/cost.h"
 #include "rewrite/order.h"
 
 namespace whale {
@@ -18,7 +19,7 @@ double parts_of(const ShardedGraph& lg, TensorId id) {
 
 // Of computing a device's part of an op, in one micro-batch.
 double local_seconds(const ShardedGraph& lg, const Op& op) {
-  const OpCost cost = cost_of(view_of(lg.graph, op));
+  const OpCost cost = cost_of(lg.graph, op);
   double parts = 1;
   for (const TensorIds* ids : {&op.inputs, &op.outputs})
     for (const TensorId id : *ids) parts = std::max(parts, parts_of(lg, id));

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "cost/cost.h"
+#include "ops/cost.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -66,7 +67,7 @@ struct Recomputer {
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
     return bytes_of(y) >= lg.tasks.cost.cached_bytes && lg.tasks.cost.held_seconds(static_cast<double>(bytes_of(y))) >=
-                                                            op_seconds(cost_of(view_of(g, op)), lg.tasks.cost.device);
+                                                            op_seconds(cost_of(g, op), lg.tasks.cost.device);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cost/overlap.h"
+#include "ops/cost.h"
 #include "shard/reshards.h"
 #include "shard/sub_axes.h"
 #include "rewrite/order.h"
@@ -139,7 +140,7 @@ class Slicer {
     work.devices = lg_.size(c.axis, op.stage);
     work.gradient_bytes = local_bytes(op.inputs[c.gradient], op);
     const double share = work.gradient_bytes / static_cast<double>(bytes_of(g_.tensor(op.inputs[c.gradient])));
-    const OpCost cost = cost_of(view_of(g_, op));
+    const OpCost cost = cost_of(g_, op);
     work.update = {cost.flops * share, cost.bytes * share};
     for (const TensorId y : op.outputs) work.result_bytes += local_bytes(y, op);
     for (const size_t i : c.carriers)

@@ -12,6 +12,7 @@
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 #include "cluster/shares.h"
+#include "ops/cost.h"
 
 namespace whale {
 namespace {
@@ -192,7 +193,7 @@ class Streamer {
     for (size_t o = 0; o < op.outputs.size(); ++o)
       if (op.outputs[o] != kNone && !ring.factor.outputs[o].present())
         merged += static_cast<double>(bytes_of(g_.tensor(op.outputs[o]))) * share(op.outputs[o], 0);
-    const double round = op_seconds(cost_of(view_of(g_, op)), device) * share(op.outputs[0], 0) / n;
+    const double round = op_seconds(cost_of(g_, op), device) * share(op.outputs[0], 0) / n;
     const int64_t messages = std::ssize(ring.pieces) + std::ssize(ring.scatters);
     const double shifting = link_seconds(bytes / n, messages, link);
     const double merging =

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cost/cost.h"
+#include "ops/cost.h"
 #include "shard/chooser.h"
 #include "task/window.h"
 
@@ -159,7 +160,7 @@ OpCut CutChooser::cheapest_cut(const Placed& p, const std::vector<SubAxis>& come
   }
   if (tries.size() == 1) return {};
   const CostModel& cost = axes_.tasks.cost;
-  const double work = op_seconds(cost_of(view_of(g_, p.op)), cost.device);
+  const double work = op_seconds(cost_of(g_, p.op), cost.device);
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &p.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(size(a, p.op)) : work) +

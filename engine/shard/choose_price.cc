@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "cost/cost.h"
+#include "ops/cost.h"
 #include "shard/chooser.h"
 #include "task/window.h"
 
@@ -38,7 +39,7 @@ void CutChooser::charge_compute(const Op& op, OpId number) {
   const auto cut_along = [&](size_t a) { return out_.cuts[a][static_cast<size_t>(number)].present(); };
   for (size_t a = 1; a < axes(); ++a)
     if (cut_along(a) || (axes_.by_micro_batch(a) && cut_along(kTime))) parts *= ways(a, op.stage);
-  price_->compute_seconds += op_seconds(cost_of(view_of(g_, op)), axes_.tasks.cost.device) / parts;
+  price_->compute_seconds += op_seconds(cost_of(g_, op), axes_.tasks.cost.device) / parts;
 }
 
 void CutChooser::charge_move(TensorId id, const Op& reader, const Sharding& from, size_t a, const AxisSharding& to) {

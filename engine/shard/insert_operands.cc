@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cost/cost.h"
+#include "ops/cost.h"
 #include "task/window.h"
 
 namespace whale {
@@ -289,7 +290,7 @@ bool Inserter::is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a
     if (placement(id, b) == Placement::kPartial) return false;
   const int64_t n = element_count(g().tensor(id).dims);
   // Along time there is no other way.
-  if (a != kTime && cost_of(view_of(g(), op)).flops > static_cast<double>(tasks().cost.remade_flops * n)) return false;
+  if (a != kTime && cost_of(g(), op).flops > static_cast<double>(tasks().cost.remade_flops * n)) return false;
   const Factor& f = factors_.of(g(), op).list[static_cast<size_t>(cut.factor)];
   // Where nothing carries the sub-axis, something small is spread (or made from nothing); along time there is no other
   // way.

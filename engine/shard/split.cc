@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "ops/cost.h"
 #include "task/factor_names.h"
 #include "task/strategy.h"
 #include "task/window.h"
@@ -354,7 +355,7 @@ class Chooser {
     else
       fixed = {{}};
     const double work =
-        p_.tasks.share(op).layers * op_seconds(cost_of(view_of(g_, op)), cost_.device) * (p_.trains ? cost_.passes : 1);
+        p_.tasks.share(op).layers * op_seconds(cost_of(g_, op), cost_.device) * (p_.trains ? cost_.passes : 1);
     std::vector<size_t> known;  // of each state in `out`, its hash
     std::vector<OpCut> tries;
     std::vector<Asked> asked;

@@ -147,7 +147,7 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
       }
     const bool annotated = !nest.empty();
     if (!annotated && plain) {
-      leaves.of_scope[scope] = *plain;
+      leaves.of_scope.add(scope, *plain);
       continue;
     }
     if (nest.empty()) nest = otherwise, ids.assign(nest.size(), kNone);
@@ -160,7 +160,7 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
       if (nest[i].kind == ScopeKind::kStage || nest[i].kind == ScopeKind::kPipeline) key += fmt::format("#{}", ids[i]);
     const auto [at, fresh] = known.try_emplace(key, leaves.list.size());
     if (fresh) leaves.list.push_back(leaf_of(nest, ids, std::move(path), annotated));
-    leaves.of_scope[scope] = at->second;
+    leaves.of_scope.add(scope, at->second);
     if (!annotated) plain = at->second;
   }
   return leaves;

@@ -26,9 +26,25 @@ struct TaskLeaf {
   size_t inner() const { return stage != SIZE_MAX ? stage + 1 : pipeline != SIZE_MAX ? pipeline + 1 : 0; }
   bool staged() const { return pipeline != SIZE_MAX || stage != SIZE_MAX; }
 };
+// Of every scope in use the number of its leaf.
+class LeafOfScope {
+ public:
+  void add(ScopeId scope, size_t leaf) { list_.emplace_back(scope, leaf); }  // scopes ascend
+  size_t at(ScopeId scope) const {
+    return std::ranges::lower_bound(list_, scope, {}, &std::pair<ScopeId, size_t>::first)->second;
+  }
+  auto begin() const { return list_.begin(); }
+  auto end() const { return list_.end(); }
+  auto begin() { return list_.begin(); }
+  auto end() { return list_.end(); }
+
+ private:
+  std::vector<std::pair<ScopeId, size_t>> list_;
+};
+
 struct TaskLeaves {
   std::vector<TaskLeaf> list;
-  std::map<ScopeId, size_t> of_scope;  // of every scope in use
+  LeafOfScope of_scope;
   const TaskLeaf& of(const Op& op) const { return list[of_scope.at(op.scope)]; }
 };
 [[noreturn]] void refuse(const TaskLeaf& leaf, const std::string& what);

@@ -293,7 +293,7 @@ void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, Ta
         graph.scopes.push_back(std::move(scope));
         tasks.stage_of_scope.push_back(op.stage);
         tasks.written.push_back(op.scope);
-        leaves.of_scope[at->second] = leaf;
+        leaves.of_scope.add(at->second, leaf);
       }
       op.scope = at->second;
     }
