@@ -97,6 +97,21 @@ def test_ctrl_c_stops_planning(interrupted, monkeypatch):
     assert "null:16" in wh.plan(g, "null:16", strategy=strategy).summary()
 
 
+def test_ctrl_c_stops_planning_where_another_thread_gets_the_signal(interrupted):
+    g, over = gpt(2), threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wh.plan(g, "null:16", strategy="replica(2) > pipeline(2, micro_batches=8) > split(4)")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        over.set()
+        other.join()
+    assert interrupted == ["cancelled"]
+
+
 def test_ctrl_c_stops_a_proof(request, monkeypatch):
     plan = wh.plan(gpt(2), "null:8", strategy="replica(2) > pipeline(2, micro_batches=8) > split(2)")
     ends = request.getfixturevalue("interrupted")

@@ -291,7 +291,8 @@ def interruptible(call, cancel: int):
                             raise
                         work("here")
                 if raised is None:
-                    done.acquire()
+                    while not done.acquire(timeout=0.1):  # the system may give the signal to another thread, which does not wake this one
+                        pass
                 elif not ended and owner.setdefault(0, "gone") != "gone":
                     lib.whale_cancel_trigger(cancel)
                     done.acquire(timeout=0.01)
