@@ -498,8 +498,9 @@ TEST_CASE("proof: plans that had no rule") {
   constexpr std::pair<const char*, const char*> kKept[] = {
 #include "kept_proofs.inc"
   };
-  for (const auto& [kind, line] : kKept) {
-    const std::string_view kept = kind;
+  for (const auto& one : kKept) {
+    const std::string_view kept = one.first;
+    const char* line = one.second;
     const test::PlanCase c = test::parse_case(line);
     Graph g = test::graph_of(c);
     g.training.precision = precision_of(kept.substr(0, kept.find(' ')));
