@@ -93,7 +93,8 @@ void check_settings(const Plan& plan, const Entry& entry, const Reference& refer
   // What a session plans steps of other sizes by.
   if (&entry == plan.entries.data() && !entry.rows.empty() && !entry.rows[0].samples.empty())
     if (const auto own = std::ssize(entry.rows[0].samples[0].micro_batches); own != plan.micro_batches)
-      refuse("steps of other sizes are planned in {} micro-batches, this one has {}", plan.micro_batches, own);
+      refuse("the plan has {} micro-batches, by which steps of other sizes are planned, its own step has {}",
+             plan.micro_batches, own);
 
   const Training& training = plan.source.training;
   check_optimizer(plan.optimizer, training.optimizer);

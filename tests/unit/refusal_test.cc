@@ -333,7 +333,8 @@ TEST_CASE("refused: samples, and micro-batches of other steps, by what was expec
   CHECK_MESSAGE(has(proof.what, ", expected ["), proof.what);
   Plan plan = replicas();
   ++plan.micro_batches;
-  CHECK(has(text(prove(plan)), "steps of other sizes are planned in 3 micro-batches, this one has 2"));
+  CHECK(has(text(prove(plan)),
+            "the plan has 3 micro-batches, by which steps of other sizes are planned, its own step has 2"));
 }
 
 TEST_CASE("proof: options that other batch sizes are planned by are exemptions") {

@@ -451,7 +451,9 @@ class Graph:
     def gradients(self, of: Tensor, by: Tensor | Sequence[Tensor]) -> Any:
         """The gradient of ``of`` (of the sum of its elements, unless it is a scalar) with respect to ``by``, a tensor or a list of them: inputs,
         parameters, what ops have made. None where ``of`` does not depend on it. They are tensors as any others: a penalty on a gradient's norm
-        may go into the loss. Not through random ops (dropout) and ``batch_norm`` (``Unimplemented``)."""
+        may go into the loss. For plans of several micro-batches give ``of`` with one value a sample
+        (``h.sum(axis=1)``, of which the gradient is the same): a sum or mean of all samples mixes them before the loss. Not through
+        random ops (dropout) and ``batch_norm`` (``Unimplemented``)."""
         several = [by] if isinstance(by, Tensor) else list(by)
         ids = [self._own("by", each).id for each in several]
         outputs = (c_int32 * max(1, len(ids)))()
