@@ -201,13 +201,6 @@ Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& pl
   return out;
 }
 
-uint64_t Localiser::sample_axes() const {
-  uint64_t mask = 0;
-  for (size_t t = 0; t < g_.graph.tensors.size(); ++t)
-    if (g_.graph.tensors[t].kind == TensorKind::kInput) mask |= sample_mask(static_cast<TensorId>(t));
-  return mask;
-}
-
 bool Localiser::depends_on_coordinate(const Op& op, size_t axis) const {
   if (op.code == OpCode::k_adasum) {  // the shares of all members are in its attributes
     const Mesh& mesh = g_.tasks.mesh(op.stage);

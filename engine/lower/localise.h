@@ -35,7 +35,6 @@ class Localiser {
   // The micro-batches that the device runs: all, or its replica's where replicas take whole ones.
   // `through`: as far as the axes up to this one say.
   Interval micro_batches(const Place& place, size_t through = SIZE_MAX) const;
-  uint64_t sample_axes() const;  // those that cut an input's samples
 
   // A cut along one axis, in coordinates of the local tensor: the sub-axis there, and an interval per coordinate.
   struct AxisCut {

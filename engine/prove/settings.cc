@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "ops/print.h"
 #include "prove/program.h"
@@ -53,15 +54,16 @@ void check_schedule(const LearningRateSchedule& s, const LearningRateSchedule& m
 
 // All of it, where what is usually told is alike.
 std::string whole_text(const Initializer& i) {
-  return fmt::format("{} with the numbers {} and {}, file '{}', key '{}' and {} bytes of {}", init_text(i), i.a, i.b,
-                     i.file, i.key, i.data ? i.data->size() : 0, name_of(i.data_type));
+  const std::string data = i.data ? fmt::format("{} bytes", i.data->size()) : "nothing";
+  return fmt::format("{} with the numbers {} and {}, file '{}', key '{}' and {} of {}", init_text(i), i.a, i.b, i.file,
+                     i.key, data, name_of(i.data_type));
 }
 
 void check_initial(const PlanVariable& v, const Initializer& model) {
   if (same(v.init, model)) return;
   std::string found = init_text(v.init), expected = init_text(model);
   if (found == expected) found = whole_text(v.init), expected = whole_text(model);
-  if (found != expected)
+  if (found != expected || !v.init.data || !model.data)
     refuse("variable {}: its initial value is {}, expected {}, as in the model", v.name, found, expected);
   const std::vector<uint8_t>&a = *v.init.data, &b = *model.data;
   const auto at = std::ranges::mismatch(a, b).in1 - a.begin();
@@ -102,14 +104,15 @@ void check_settings(const Plan& plan, const Entry& entry, const Reference& refer
   const auto name = [](Precision p) { return std::string(kPrecisions[static_cast<size_t>(p)]); };
   expect(name(plan.precision), name(training.precision), "the precision");
   const Graph& g = reference.graph();
-  std::map<std::string_view, const PlanVariable*> variables;
-  for (const PlanVariable& v : plan.variables) variables[v.name] = &v;
-  for (const Variable& of : g.variables) {
-    const std::string& name = g.tensor(of.tensor).name;
-    const auto v = variables.find(name);
-    if (v != variables.end()) check_variable(*v->second, of, g);
-    if (v == variables.end() && of.next != kNone) refuse("the plan has no variable {}, which a step changes", name);
+  std::map<std::string_view, const Variable*> of_model;  // in which names are told apart
+  for (const Variable& v : g.variables) of_model[g.tensor(v.tensor).name] = &v;
+  std::set<std::string_view> there;
+  for (const PlanVariable& v : plan.variables) {
+    there.insert(v.name);
+    if (const auto of = of_model.find(v.name); of != of_model.end()) check_variable(v, *of->second, g);
   }
+  for (const auto& [name, of] : of_model)
+    if (of->next != kNone && !there.contains(name)) refuse("the plan has no variable {}, which a step changes", name);
 }
 
 }  // namespace whale::proof

@@ -385,4 +385,6 @@ TEST_CASE("refused: what the model says of a variable, by what was found and exp
     std::ranges::find_if(p.variables, [](const PlanVariable& v) { return !v.owner.empty(); })->owner.clear();
   });
   CHECK_MESSAGE(has(what, "the parameter whose state it is is none, expected "), what);
+  what = told([&](Plan& p) { first(p, InitKind::kZeros).init.data = std::make_shared<std::vector<uint8_t>>(); });
+  CHECK_MESSAGE(has(what, "key '' and 0 bytes of f32, expected zeros with "), what);
 }
