@@ -43,6 +43,9 @@ struct ShardedGraph : Axes {
   explicit ShardedGraph(TaskGraphs t) : Axes{std::move(t)} {}
   const AxisSharding& at(TensorId id, size_t axis) const { return shardings[static_cast<size_t>(id)].axes[axis]; }
   AxisSharding& at(TensorId id, size_t axis) { return shardings[static_cast<size_t>(id)].axes[axis]; }
+  Placement placement(TensorId id, size_t axis) const {
+    return id == kNone ? Placement::kReplicate : at(id, axis).placement;
+  }
   int32_t stage(TensorId id) const { return stages[static_cast<size_t>(id)]; }
   bool time_varies(TensorId id) const {  // a value of its own per micro-batch
     return at(id, kTime).placement != Placement::kReplicate;

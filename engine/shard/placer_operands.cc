@@ -1,5 +1,5 @@
 // One operand from the sharding that it has to the one that its reader needs: made again already cut, or by a reshard.
-#include "shard/inserter.h"
+#include "shard/placer.h"
 
 #include <algorithm>
 
@@ -10,7 +10,14 @@
 
 namespace whale {
 
-TensorId Inserter::to_sharding(const Op& op, TensorId id, size_t a, const AxisSharding& want) {
+static bool same_shares(const ShardedGraph& graph, size_t a, const Op& op, const AxisSharding& x,
+                        const AxisSharding& y) {
+  if (a == kTime || x.state == y.state) return true;
+  const MeshAxis& axis = graph.mesh_axis(a, op.stage);
+  return axis.shares == axis.state_shares;
+}
+
+TensorId Placer::to_sharding(const Op& op, TensorId id, size_t a, const AxisSharding& want) {
   id = b_.latest(id);
   const AxisSharding now = b_.out.at(id, a);
   const bool cut = want.placement == Placement::kShard;
@@ -24,7 +31,8 @@ TensorId Inserter::to_sharding(const Op& op, TensorId id, size_t a, const AxisSh
     if (now.placement == Placement::kReplicate) return sliced(op, id, a, want);
     return b_.halo(to_sharding(op, id, a, plain), a, want);
   }
-  if (now.placement == want.placement && (!cut || (now.sub_axis == want.sub_axis && same_shares(a, op, now, want))))
+  if (now.placement == want.placement &&
+      (!cut || (now.sub_axis == want.sub_axis && same_shares(b_.out, a, op, now, want))))
     return id;
   if (a == kTime) {
     const TensorId whole = whole_in_time(op, id);
@@ -54,49 +62,18 @@ TensorId Inserter::to_sharding(const Op& op, TensorId id, size_t a, const AxisSh
         return b_.rearrange(id, to);
       }
       // Parameters that live in parts are gathered once for each pass, so that no copy lives between the passes.
-      const int use = is_parameter(id) && op.phase != Phase::kForward ? 1 : 0;
+      const int use = is_parameter(b_, id) && op.phase != Phase::kForward ? 1 : 0;
       const TensorId whole = b_.gather(id, a, use);
       return cut ? sliced(op, whole, a, want) : whole;
   }
   return id;
 }
 
-bool Inserter::is_parameter(TensorId id) const {
-  while (b_.producer(id) != kNone && g().op(b_.producer(id)).code == OpCode::k_cast)
-    id = g().op(b_.producer(id)).inputs[0];
-  return g().tensor(id).kind == TensorKind::kVariable;
-}
-
-template <class Found>
-TensorId Inserter::on_its_way(TensorId id, Found found) const {
-  while (id != kNone && !found(id)) {
-    const OpId made = b_.producer(id);
-    if (made == kNone) return kNone;
-    const Op& op = g().op(made);
-    if (op.code == OpCode::k_accumulate)
-      id = op.inputs[1];
-    else if (has_flag(op.code, kCollective) || op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice ||
-             op.code == OpCode::k_cast)
-      id = op.inputs[0];
-    else
-      return kNone;
-  }
-  return id;
-}
-
-TensorId Inserter::gradient_in(TensorId id) const {
-  return on_its_way(id, [this](TensorId x) { return parameter_of_.contains(x); });
-}
-
-bool Inserter::term_in(TensorId id) const {
-  return on_its_way(id, [this](TensorId x) { return terms_.contains(x); }) != kNone;
-}
-
-TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisSharding& want) {
+TensorId Placer::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisSharding& want) {
   const DType exact = g().tensor(id).dtype;
   const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != exact;
-  if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || gradient_in(id) == kNone ||
-      role(g().op(b_.producer(id)), a) != AxisRole::kReplica)
+  if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || gradients_.in(b_, id) == kNone ||
+      b_.out.role(g().op(b_.producer(id)), a) != AxisRole::kReplica)
     return kNone;
   const bool cut = want.placement == Placement::kShard;
   if (options_.adasum) {
@@ -119,11 +96,12 @@ TensorId Inserter::combine_gradient(const Op& reader, TensorId id, size_t a, con
   return made;
 }
 
-TensorId Inserter::summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want) {
-  const TensorId parameter = parameter_of_.at(gradient_in(id));
+TensorId Placer::summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want) {
+  const TensorId parameter = gradients_.parameter_of.at(gradients_.in(b_, id));
   const Dims dims = g().tensor(id).dims;
   for (size_t a = axes(); a-- > 1;) {
-    if (placement(id, a) != Placement::kPartial || role(g().op(b_.producer(id)), a) == AxisRole::kReplica) continue;
+    if (placement(id, a) != Placement::kPartial || b_.out.role(g().op(b_.producer(id)), a) == AxisRole::kReplica)
+      continue;
     AxisSharding lives = parameter == kNone ? AxisSharding{} : storage_sharding(parameter).axes[a];
     const auto beside = [&](const AxisSharding& other) {
       return other.placement != Placement::kShard ||
@@ -138,87 +116,7 @@ TensorId Inserter::summed_over_splits(const Op& reader, TensorId id, const AxisS
   return id;
 }
 
-bool Inserter::passes_on(const Op& op) {
-  return op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_cast ||
-         has_flag(op.code, kCollective);
-}
-
-OpId Inserter::summed_replicas(TensorId id) const {
-  while (id != kNone && b_.producer(id) != kNone) {
-    const Op& op = g().op(b_.producer(id));
-    const TensorId from = op.inputs.empty() ? kNone : op.inputs[0];
-    for (size_t a = 1; a < axes(); ++a)
-      if (has_flag(op.code, kCollective) && op.code != OpCode::k_adasum && op.phase == Phase::kBackward &&
-          size(a, op) > 1 && role(op, a) == AxisRole::kReplica && placement(from, a) == Placement::kPartial &&
-          placement(id, a) != Placement::kPartial)
-        return b_.producer(id);
-    if (!passes_on(op)) return kNone;
-    id = from;
-  }
-  return kNone;
-}
-
-void Inserter::check_adasum() const {
-  if (!options_.adasum) return;
-  for (const auto& [gradient, parameter] : parameter_of_) {
-    const OpId last = parameter == kNone ? kNone : b_.producer(gradient);
-    if (last == kNone) continue;
-    bool whole = false;  // along an axis of replicas: Adasum has nothing to combine there
-    for (size_t a = 1; a < axes(); ++a)
-      whole |= size(a, g().op(last)) > 1 && role(g().op(last), a) == AxisRole::kReplica &&
-               placement(gradient, a) != Placement::kPartial;
-    if (!whole) continue;
-    TensorIds look{gradient};
-    std::set<TensorId> seen;
-    while (!look.empty()) {
-      const TensorId id = look.back();
-      look.pop_back();
-      const OpId made = b_.producer(id);
-      if (made == kNone || !seen.insert(id).second) continue;
-      const Op& op = g().op(made);
-      if (op.phase != Phase::kBackward || op.code == OpCode::k_adasum) continue;
-      for (const TensorId x : op.inputs)
-        if (x != kNone) look.push_back(x);
-      for (const std::vector<int>& summands : factors_of(g(), op).linear)
-        for (const int i : summands) {
-          const OpId sum = summed_replicas(op.inputs[static_cast<size_t>(i)]);
-          if (sum == kNone || std::all_of(summands.begin(), summands.end(), [&](int other) {
-                return summed_replicas(op.inputs[static_cast<size_t>(other)]) != kNone;
-              }))
-            continue;
-          for (const int other : summands) check_came_alike(op, op.inputs[static_cast<size_t>(other)]);
-          throw unimplemented(
-              "Adasum of the gradient of '{}', of which a part is the same on all replicas (a penalty on the "
-              "parameter): '{}' joins it to what the replicas' own parts add up to; use the optimizer's weight decay, "
-              "or leave adasum out",
-              g().tensor(parameter).name, op.name)
-              .at_op(op.name)
-              .at_scope(written_scope(op));
-        }
-    }
-  }
-}
-
-bool Inserter::same_shares(size_t a, const Op& op, const AxisSharding& x, const AxisSharding& y) const {
-  if (a == kTime || x.state == y.state) return true;
-  const MeshAxis& axis = b_.out.mesh_axis(a, op.stage);
-  return axis.shares == axis.state_shares;
-}
-
-TensorId Inserter::whole_in_time(const Op& op, TensorId id) {
-  if (placement(id, kTime) == Placement::kReplicate) return id;
-  if (placement(id, kTime) == Placement::kPartial) return b_.reduce(id, kTime);
-  if (!depends_on(id, TensorKind::kInput) || (op.phase == Phase::kUpdate && !depends_on(id, TensorKind::kVariable)))
-    return whole(op, id, 0);
-  throw invalid(
-      "op '{}' ({}) needs all samples of '{}' at once, which {} micro-batches do not have; plan with one micro-batch "
-      "(accumulation 1), or keep samples apart in this op",
-      op.name, def(op.code).name, g().tensor(id).name, micro_batches())
-      .at_op(op.name)
-      .at_scope(written_scope(op));
-}
-
-TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisSharding& want) {
+TensorId Placer::sliced(const Op& op, TensorId id, size_t a, const AxisSharding& want) {
   const auto key =
       std::make_tuple(id, a, want.sub_axis.dim, want.sub_axis.outer, want.sub_axis.inner, want.state, want.window);
   if (const auto known = slices_.find(key); known != slices_.end()) return b_.latest(known->second);
@@ -261,7 +159,7 @@ TensorId Inserter::sliced(const Op& op, TensorId id, size_t a, const AxisShardin
   return slices_[key] = out;
 }
 
-OpCut Inserter::cut_of_result(const Op& op, const SubAxis& sub_axis, size_t a) {
+OpCut Placer::cut_of_result(const Op& op, const SubAxis& sub_axis, size_t a) {
   if (has_flag(op.code, kCollective) || has_flag(op.code, kUpdateOp) || op.outputs.size() != 1 ||
       op.code == OpCode::k_transfer || op.code == OpCode::k_local_slice || op.code == OpCode::k_accumulate ||
       (options_.exact && b_.out.by_micro_batch(a) && !keeps_bits(op)))
@@ -280,7 +178,7 @@ OpCut Inserter::cut_of_result(const Op& op, const SubAxis& sub_axis, size_t a) {
   return {};
 }
 
-bool Inserter::is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a) {
+bool Placer::is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a) {
   const OpId producer = b_.producer(id);
   if (producer == kNone || depth > kDeepest) return false;
   const Op op = g().op(producer);
@@ -305,7 +203,7 @@ bool Inserter::is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a
   return true;
 }
 
-TensorId Inserter::produce_cut(TensorId id, size_t a, const AxisSharding& want) {
+TensorId Placer::produce_cut(TensorId id, size_t a, const AxisSharding& want) {
   Op op = g().op(b_.producer(id));
   OpCut cut = cut_of_result(op, want.sub_axis, a);
   cut.state = want.state, cut.samples = want.samples;
