@@ -9,15 +9,14 @@ namespace whale {
 
 int64_t element_count(const Dims& dims) {
   int64_t count = 1;
-  bool zero = false;
+  bool zero = false, negative = false, overflow = false;
   for (const int64_t d : dims) {
-    if (d < 0) throw invalid("negative extent in shape {}", to_string(dims));
-    zero = zero || d == 0;
+    zero |= d == 0, negative |= d < 0;
+    overflow |= __builtin_mul_overflow(count, d, &count);
   }
+  if (negative) throw invalid("negative extent in shape {}", to_string(dims));
   if (zero) return 0;
-  for (const int64_t d : dims)
-    if (__builtin_mul_overflow(count, d, &count))
-      throw invalid("shape {} has more than 2^63 elements", to_string(dims));
+  if (overflow) throw invalid("shape {} has more than 2^63 elements", to_string(dims));
   return count;
 }
 

@@ -217,11 +217,15 @@ void put_operands(const Graph& graph, const Op& op, OpView& view) {
 }  // namespace
 
 // Whatever passes over ops asks for this, so here planning looks whether it is to stop.
-OpView view_of(const Graph& graph, const Op& op) {
+void put_view(const Graph& graph, const Op& op, OpView& view) {
   Watch::look();
-  OpView view;
   put_operands(graph, op, view);
   put_types(graph, op.outputs, view.outputs);
+}
+
+OpView view_of(const Graph& graph, const Op& op) {
+  OpView view;
+  put_view(graph, op, view);
   return view;
 }
 
@@ -230,7 +234,10 @@ std::vector<Alias> aliases_of(const Graph& graph, const Op& op) {
   const OpDef& d = def(op.code);
   if (!d.aliases_of) return d.aliases;
   Watch::look();
-  OpView view{op.code, &op.attrs, std::vector<TensorType>(op.inputs.size()), std::vector<bool>(op.inputs.size()), {}};
+  static thread_local OpView view;
+  view.code = op.code, view.attrs = &op.attrs;
+  view.inputs.assign(op.inputs.size(), {});
+  view.present.assign(op.inputs.size(), false);
   for (size_t i = 0; i < op.inputs.size(); ++i)
     if (const TensorId id = op.inputs[i]; id != kNone)
       view.inputs[i].dtype = graph.tensor(id).dtype, view.present[i] = true;
@@ -274,10 +281,8 @@ OpCost cost_of(const OpView& view) {
   return {output_elements(view), bytes_of(view)};
 }
 OpCost cost_of(const Graph& graph, const Op& op) {
-  Watch::look();
   static thread_local OpView view;  // of what costs are asked is asked of all ops, often
-  put_operands(graph, op, view);
-  put_types(graph, op.outputs, view.outputs);
+  put_view(graph, op, view);
   return cost_of(view);
 }
 

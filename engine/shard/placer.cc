@@ -34,6 +34,7 @@ TensorId Placer::as_update_reads(TensorId gradient) const {
 Placed Placer::placed(const Op& op, const Factors& factors) const {
   const auto shardings = [&](const TensorIds& ids) {
     std::vector<const Sharding*> out;
+    out.reserve(ids.size());
     for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.shardings[static_cast<size_t>(id)]);
     return out;
   };

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/watch.h"
 #include "cost/measured.h"
-#include "ops/op.h"
+#include "ops/cost.h"
 #include "task/cut_places.h"
 #include "task/refine_cuts.h"
 
@@ -15,6 +15,18 @@ namespace whale {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
+
+template <class T>
+class Table {
+ public:
+  Table(size_t rows, size_t columns) : columns_(columns), all_(rows * columns) {}
+  T* operator[](size_t row) { return all_.data() + row * columns_; }
+  void fill(const T& value) { std::ranges::fill(all_, value); }
+
+ private:
+  size_t columns_;
+  std::vector<T> all_;
+};
 
 // Of one op; `read`: parameters that ops before it have read.
 StageBytes bytes_of_op(const Graph& graph, const Op& op, const std::vector<char>& moves, std::vector<char>& read) {
@@ -117,9 +129,10 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   std::vector<std::vector<double>> by_kind(kinds.rates.size(), std::vector<double>(n + 1)), backward = by_kind;
   std::vector<double> until(n + 1);
   const std::vector<char> moves = moving_tensors(graph);
+  OpView view;
   for (size_t k = 0; k < n; ++k) {
     const Op& op = graph.op(ops[k]);
-    const OpView view = view_of(graph, op);
+    put_view(graph, op, view);
     double least = std::numeric_limits<double>::infinity();
     for (size_t r = 0; r < kinds.rates.size(); ++r) {
       const double seconds = seconds_in_parts(view, kinds.rates[r], parts);
@@ -168,14 +181,14 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
   // The least that the slowest stage of any cut takes; then, of the cuts whose slowest is as good as that, the evenest:
   // the one with the least sum of squares. value[k][s]: of the first s stages when they end at place k.
   constexpr double kNear = 1 + 1e-9, kAsGood = 1.001;
-  std::vector<std::vector<double>> value(ends, std::vector<double>(wanted + 1));
-  std::vector<std::vector<size_t>> from(ends, std::vector<size_t>(wanted + 1));
+  Table<double> value(ends, wanted + 1);
+  Table<size_t> from(ends, wanted + 1);
   // `at_least`: no stage from a place to another measures less, the farther they are apart the more.
   const auto best = [&](double limit, const auto& measure, const auto& at_least, const auto& with) {
     const auto fewest = [&](double all) {  // stages that it takes
       return static_cast<size_t>(std::min(std::ceil(all / limit), static_cast<double>(wanted)));
     };
-    for (auto& row : value) std::ranges::fill(row, kNever);
+    value.fill(kNever);
     value[0][0] = 0;
     for (size_t k = 1; k < ends; ++k) {
       Watch::look();
