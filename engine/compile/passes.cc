@@ -10,6 +10,7 @@
 #include "rewrite/fold.h"
 #include "rewrite/fuse.h"
 #include "rewrite/gather_late.h"
+#include "rewrite/gathers.h"
 #include "rewrite/offload.h"
 #include "rewrite/order.h"
 #include "rewrite/slice_updates.h"
@@ -148,6 +149,7 @@ constexpr ShardedGraphPass kShardedGraphPasses[] = {
                                        : stages_with(g, o, {Recompute::kSelective, Recompute::kFull}));
      },
      false},
+    {"gather_for_weights", [](ShardedGraph& g, const CompileOptions&) { gather_for_weights(g); }, false},
     {"stream_gathers", [](ShardedGraph& g, const CompileOptions&) { stream_gathers(g); }, false},
     {"copy_before_sums", [](ShardedGraph& g, const CompileOptions&) { copy_before_sums(g); }, false},
     {"order_sources", [](ShardedGraph& g, const CompileOptions& o) { order_ops(g, o.prefetch); }, false},

@@ -66,6 +66,27 @@ void Lowering::index() {
     WHALE_CHECK(it != options.variables.end(), "every variable of an entry is one of the plan");
     variable_number[v.tensor] = it->second;
   }
+  find_of_one_segment();
+}
+
+void Lowering::find_of_one_segment() {
+  const Graph& g = lg.graph;
+  of_one_segment.assign(g.tensors.size(), 0);
+  if (!timed()) return;
+  const auto kind = [&](const Op& op) { return schedule ? work_of(op) : WorkKind::kForward; };
+  const auto beside = [&](const Op& a, const Op& b) {
+    return b.region == Region::kBody && a.stage == b.stage && kind(a) == kind(b) && b.code != OpCode::k_accumulate;
+  };
+  for (const Op& op : g.ops) {
+    if (op.region != Region::kBody || op.code == OpCode::k_accumulate) continue;
+    for (const TensorId id : op.outputs)
+      if (id != kNone && !lg.time_varies(id) && !kept[static_cast<size_t>(id)])
+        of_one_segment[static_cast<size_t>(id)] =
+            std::ranges::all_of(readers[static_cast<size_t>(id)], [&](OpId r) { return beside(op, g.op(r)); });
+  }
+  // What is seen through a view lives as long as the view.
+  for (size_t t = 0; t < g.tensors.size(); ++t)
+    if (!of_one_segment[t]) of_one_segment[static_cast<size_t>(root[t])] = 0;
 }
 
 WorkKind Lowering::work_of(const Op& op) const {
@@ -120,7 +141,7 @@ int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id) {
 
 BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
   const ShardedGraph& lg = at.lg();
-  const bool varies = at.low.timed() && lg.time_varies(id);
+  const bool varies = at.low.timed() && (lg.time_varies(id) || at.low.of_one_segment[static_cast<size_t>(id)]);
   const int32_t variant = varies ? at.key.variant : -1;
   if (const BufferId known = draft.buffers.of(id, variant); known != kNone) return known;
   const Tensor& t = lg.graph.tensor(id);

@@ -45,7 +45,12 @@ struct Lowering {
   std::map<TensorId, int32_t> variable_number;  // of the plan
   std::vector<char> early_input;                // per tensor: read in the prologue or, whole, in the body
 
+  // Per tensor: made and read in one segment of the body, though of no micro-batch (gathered parameters). Like values
+  // of micro-batches it has a buffer for each size of these, none of which is alive beside the others.
+  std::vector<char> of_one_segment;
+
   void index();  // fills these in
+  void find_of_one_segment();
   TensorId root_of(TensorId id) const { return root[static_cast<size_t>(id)]; }
   int32_t mask_number(uint64_t mask) const;
   Queue queue_of_group(int32_t group) const;

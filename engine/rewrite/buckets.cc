@@ -48,12 +48,15 @@ struct Member {
 // .., group, stage, kind, of an update (no gradient waits with its sums), behind one
 using Key = std::tuple<OpCode, DType, std::string, Region, int64_t, int32_t, int, bool, bool>;
 
+bool gathers_variable(const Graph& g, const Op& op) {
+  return op.code == OpCode::k_all_gather &&
+         (g.tensor(op.inputs[0]).producer == kNone || variable_behind(g, op.inputs[0]) != kNone);
+}
+
 // Of gathers: those of updated parameters by the number of the update's result, those of parameters by who waits.
 int kind_of(const Graph& g, const Op& op, bool weight) {
   if (op.code != OpCode::k_all_gather) return 0;
-  const OpId made = g.tensor(op.inputs[0]).producer;
-  const bool early = made == kNone || variable_behind(g, op.inputs[0]) != kNone;
-  return early ? -1 - 2 * static_cast<int>(op.phase) - weight : g.tensor(op.inputs[0]).output;
+  return gathers_variable(g, op) ? -1 - 2 * static_cast<int>(op.phase) - weight : g.tensor(op.inputs[0]).output;
 }
 
 // Ops that an update leads to (LAMB's norms of what it adds): the loss, which all updates wait for, is in no bucket
@@ -161,7 +164,8 @@ class Waits {
  public:
   Waits(const Graph& g, const std::vector<Member>& members)
       : g_(g), bucket_of_(g.ops.size(), kNone), known_to_(g.ops.size()), leads_(g.ops.size()) {
-    for (const Member& m : members) leads_[static_cast<size_t>(m.op)] = 1;
+    for (const Member& m : members)
+      leads_[static_cast<size_t>(m.op)] = !gathers_variable(g, g.op(m.op));  // which waits for no bucket, merged or not
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const Op& op = g.ops[i];
       for (const TensorId id : op.inputs)

@@ -4,6 +4,7 @@
 
 #include "cost/cost.h"
 #include "ops/cost.h"
+#include "rewrite/gathers.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -50,11 +51,9 @@ struct Recomputer {
         op.inputs.size() != 1 || again[static_cast<size_t>(view_root(g, op.inputs[0]))] ||
         !activation[static_cast<size_t>(op.inputs[0])])
       return false;
-    const int64_t n = lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
+    const auto n = static_cast<double>(lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage));
     const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
-    const double parts = stays(op.inputs[0]) ? 0 : bytes / static_cast<double>(n);
-    return bytes >= lg.tasks.cost.cached_bytes &&
-           lg.tasks.cost.held_seconds(bytes - parts) >= all_gather_seconds(bytes, n, lg.tasks.cost.link);
+    return is_cheap_to_gather(lg, op, stays(op.inputs[0]) ? 0 : bytes / n);
   }
   bool cheap(const Op& op, bool casts_only) const {
     if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||

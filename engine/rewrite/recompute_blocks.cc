@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "rewrite/copies.h"
+#include "rewrite/gathers.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 
@@ -149,42 +149,9 @@ class Blocks {
     for (Op& op : ops) op.origin = kNone;  // numbers have changed
     g_.ops = std::move(ops);
     compact(g_, {});
-    gather_for_weights();
   }
 
  private:
-  // What is made again for a weight's gradient alone may run in a later row than the backward pass, whose gathers it
-  // found: it gets its own, as rewrite/gather_late.h says.
-  void gather_for_weights() {
-    const std::vector<char> late = put_off(lg_);
-    const auto is_late = [&](OpId i) { return i != kNone && late[static_cast<size_t>(i)] != 0; };
-    std::map<TensorId, TensorId> own;
-    std::vector<Op> ops;
-    const auto mine = [&](auto& self, TensorId id) -> TensorId {
-      const OpId made = id == kNone ? kNone : g_.tensor(id).producer;
-      if (made == kNone || g_.op(made).region != Region::kBody || is_late(made) || !of_variables(id)) return id;
-      if (const auto known = own.find(id); known != own.end()) return known->second;
-      Op copy = g_.op(made);
-      copy.name += ".again";
-      copy.phase = Phase::kBackward;
-      copy.inputs[0] = self(self, copy.inputs[0]);
-      copy.outputs[0] = add_like(lg_, id, ".again");
-      own[id] = copy.outputs[0];
-      ops.push_back(copy);
-      return copy.outputs[0];
-    };
-    for (size_t i = 0; i < late.size(); ++i) {
-      TensorIds read = g_.ops[i].inputs;
-      if (is_late(static_cast<OpId>(i)))
-        for (TensorId& id : read) id = mine(mine, id);
-      ops.push_back(g_.ops[i]);
-      ops.back().inputs = read;
-    }
-    if (own.empty()) return;
-    g_.ops = std::move(ops);
-    compact(g_, {});
-  }
-
   // Storage that lives to the backward pass anyway: not made in a block, or read beyond its block or stage.
   void find_kept() {
     kept_.assign(g_.tensors.size(), 0);
@@ -225,28 +192,11 @@ class Blocks {
                reshard_seconds({.sum = false, .cut = true}, bytes, n, cost.link);
   }
 
-  // Puts parts that the devices of a stage hold together; where groups are unlike, by transfers between them.
-  bool gathers(const Op& op) const {
-    return op.code == OpCode::k_all_gather ||
-           (op.code == OpCode::k_transfer && op.inputs.size() == 1 && lg_.stage(op.inputs[0]) == op.stage);
-  }
-
-  // Made again by whoever needs it.
-  bool of_variables(TensorId id, int depth = 0) const {
-    const Tensor& t = g_.tensor(id);
-    if (t.kind != TensorKind::kValue) return t.kind == TensorKind::kVariable;
-    if (t.producer == kNone || depth > 8) return false;
-    const Op& op = g_.op(t.producer);
-    const bool cast = op.code == OpCode::k_cast;  // may stand in the prologue, gathered or not
-    return (cast || op.region == Region::kBody) && op.inputs.size() == 1 && (cast || gathers(op) || is_view(op.code)) &&
-           of_variables(op.inputs[0], depth + 1);
-  }
-
   // The tensor as the backward pass has it; what is missing goes to `out`.
   TensorId again(TensorId id, std::vector<Op>& out, int32_t block) {
     if (id == kNone) return kNone;
     const bool weight = g_.tensor(id).kind == TensorKind::kValue &&
-                        g_.op(g_.tensor(id).producer).region == Region::kBody && of_variables(id);
+                        g_.op(g_.tensor(id).producer).region == Region::kBody && gathered_of_variables(lg_, id);
     if (kept(id) && !weight) return id;
     if (weight)
       if (const TensorId there = gathered_backward(id); there != kNone) return there;
@@ -272,7 +222,7 @@ class Blocks {
   // Parameters in parts are gathered for the backward pass already.
   TensorId gathered_backward(TensorId id) const {
     const Op& op = g_.op(g_.tensor(id).producer);
-    if (!gathers(op)) return kNone;
+    if (!puts_together(lg_, op)) return kNone;
     for (size_t i = static_cast<size_t>(g_.tensor(id).producer) + 1; i < g_.ops.size(); ++i)
       if (g_.ops[i].code == op.code && g_.ops[i].inputs == op.inputs && g_.ops[i].attrs == op.attrs)
         return g_.ops[i].outputs[0];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cost/cost.h"
 #include "shard/cheapest_cut.h"
 #include "shard/place_variables.h"
 #include "shard/prices.h"
@@ -73,6 +74,9 @@ class Walk {
   // ZeRO: an unscaled gradient lies as the state that it goes into.
   OpCut cut_of_state(const Placed& placed, size_t a) const;
   void settle_gradient(const Op& op, TensorId id);
+  // As soon as it is made, along an axis over which it is partial; not cut: it stays so.
+  AxisSharding settled_along(const Op& op, TensorId gradient, TensorId parameter, size_t a) const;
+  bool pays_to_settle(const Op& op, TensorId gradient, size_t a) const;
   void to_storage_sharding(const Variable& variable);
 
   const CutProblem& p_;
@@ -242,20 +246,39 @@ OpCut Walk::cut_of_state(const Placed& placed, size_t a) const {
   return sub_axis.present() ? along(sub_axis) : OpCut{};
 }
 
+AxisSharding Walk::settled_along(const Op& op, TensorId id, TensorId parameter, size_t a) const {
+  const AxisSharding& stored = out_.shardings[static_cast<size_t>(parameter)].axes[a];
+  if (p_.axes.role(op, a) != AxisRole::kReplica)
+    return stored.placement == Placement::kShard && pays_to_settle(op, id, a) ? stored : AxisSharding{};
+  if (p_.options.zero < 2) return {};
+  if (stored.placement == Placement::kShard) return stored;
+  const SubAxis sub_axis = state_sub_axis(p_, parameter, forms_.of(parameter).sharding, a, p_.axes.size(a, op.stage));
+  return sub_axis.present() ? shard(sub_axis, true) : AxisSharding{};
+}
+
+// What a split's devices have terms of: summed in every micro-batch each keeps and adds up its part alone, and replicas
+// then sum that part; summed behind the last one it moves once.
+bool Walk::pays_to_settle(const Op& op, TensorId id, size_t a) const {
+  if (p_.options.exact || p_.micro_batches == 1) return false;
+  if (p_.options.zero >= 2) return true;
+  const CostModel& cost = p_.axes.tasks.cost;
+  const Sharding& now = forms_.of(id).sharding;
+  const int64_t n = p_.axes.size(a, op.stage);
+  const double freed = received_bytes({}, bytes_beside(p_, id, now, op.stage, a), n);
+  const double once = price_of_move(p_, id, now, op.stage, a, shard({0, 1, 1})).move_seconds;
+  const auto m = static_cast<double>(p_.micro_batches);
+  return (m - 1) / m * once < pass_seconds(m * cost.add_passes * freed, cost.device) + cost.held_seconds(freed);
+}
+
 void Walk::settle_gradient(const Op& op, TensorId id) {
   const auto p = p_.settles.find(id);
   if (p == p_.settles.end()) return;
   bool settled = false;
-  for (size_t a = 1; a < p_.axes.axes(); ++a) {
+  for (const size_t a : settling_order(p_.axes, op)) {
     const std::vector<AxisSharding>& now = forms_.of(id).sharding.axes;
-    if (now[a].placement != Placement::kPartial || p_.axes.role(op, a) != AxisRole::kReplica) continue;
-    AxisSharding want = out_.shardings[static_cast<size_t>(p->second)].axes[a];
-    if (want.placement != Placement::kShard) {
-      const SubAxis sub_axis =
-          state_sub_axis(p_, p->second, forms_.of(p->second).sharding, a, p_.axes.size(a, op.stage));
-      if (!sub_axis.present()) continue;
-      want = shard(sub_axis, true);
-    }
+    if (now[a].placement != Placement::kPartial) continue;
+    const AxisSharding want = settled_along(op, id, p->second, a);
+    if (want.placement != Placement::kShard) continue;
     // The gradient itself may be cut in ways that its parameter is not.
     bool fits = true;
     for (size_t b = 1; b < p_.axes.axes(); ++b)

@@ -162,7 +162,8 @@ CutProblem::CutProblem(const Graph& graph, const TaskGraphs& tasks, const ShardO
       sums_of_unlike(sums_of_unlike_samples(*this)) {
   axes.micro_batches = micro_batches;
   constant = constants(*this);
-  if (options.zero >= 2 && !options.adasum) settles = settled_gradients(graph, parameter_of, options);
+  if ((options.zero >= 2 || micro_batches > 1) && !options.adasum)
+    settles = settled_gradients(graph, parameter_of, options);
   for (const Variable& v : graph.variables) {
     if (v.next != kNone && v.next != v.tensor) variable_of[static_cast<size_t>(v.next)] = v.tensor;
     if (v.owner != kNone) states_of[v.owner].push_back(v.tensor);

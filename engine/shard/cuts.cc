@@ -8,6 +8,14 @@
 
 namespace whale {
 
+std::vector<size_t> settling_order(const Axes& axes, const Op& op) {
+  std::vector<size_t> out;
+  for (const bool replicas : {false, true})
+    for (size_t a = 1; a < axes.axes(); ++a)
+      if ((axes.role(op, a) == AxisRole::kReplica) == replicas) out.push_back(a);
+  return out;
+}
+
 bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost) {
   const OpId producer = graph.tensor(id).producer;
   if (producer == kNone) return false;

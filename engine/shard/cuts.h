@@ -54,6 +54,10 @@ void mark_samples(Sharding& sharding);
 // too; empty: it takes whole operands.
 std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
 
+// Axes of the meshes as gradients are summed along them where that is at once: splits first, so that replicas, which
+// are farther from each other, sum parts.
+std::vector<size_t> settling_order(const Axes& axes, const Op& op);
+
 // Something small spread over a large tensor that lies so: what is small moves.
 bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost);
 

@@ -118,7 +118,7 @@ void Placer::settle(TensorId id) {
   const auto sharding = choices_.settled.find(id);
   if (sharding == choices_.settled.end()) return;
   const Op op = g().op(b_.producer(id));  // a copy: reshards are appended
-  for (size_t a = 1; a < axes(); ++a) {
+  for (const size_t a : settling_order(b_.out, op)) {
     const TensorId from = b_.latest(id);
     if (placement(from, a) == Placement::kPartial && sharding->second.axes[a].placement == Placement::kShard)
       b_.replace(from, to_sharding(op, from, a, sharding->second.axes[a]));
