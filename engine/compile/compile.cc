@@ -168,9 +168,7 @@ std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpe
     return with_warmups ? with_faster_pipeline(graph, devices, options, std::move(*plan)) : std::move(*plan);
   if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return plan;
   if (std::optional<Plan> plan = plan_in_other_order(graph, devices, options, nearest)) return plan;
-  const std::optional<double> last = last_price(options);
-  if (!last) return std::nullopt;
-  Plan plan = make_plan(graph, devices, options, *last, true);
+  Plan plan = make_plan(graph, devices, options, last_price(options), true);
   if (shortage_of(plan).bytes == 0) return plan;
   nearest.judge(std::move(plan), options);
   return std::nullopt;

@@ -193,11 +193,7 @@ std::optional<Estimate> of_faster_pipeline(const Graph& graph, const std::vector
 
 double price_of(const CompileOptions& options, int attempt) { return std::ldexp(options.memory_price, 2 * attempt); }
 
-std::optional<double> last_price(const CompileOptions& options) {
-  const bool blocks =
-      options.recompute == Recompute::kFull || std::ranges::count(options.stage_recompute, Recompute::kFull) > 0;
-  return blocks ? std::optional(price_of(options, kPrices)) : std::nullopt;
-}
+double last_price(const CompileOptions& options) { return std::ldexp(options.memory_price, 10); }
 
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price, Care care) {
@@ -249,9 +245,8 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
     if (other.missing < missing_bytes(out, devices)) out = other.estimate;
-    const std::optional<double> last = missing_bytes(out, devices) > 0 ? last_price(options) : std::nullopt;
-    if (!last) return out;
-    const Estimate dearest = estimate_at(graph, devices, options, *last);
+    if (missing_bytes(out, devices) == 0) return out;
+    const Estimate dearest = estimate_at(graph, devices, options, last_price(options));
     return missing_bytes(dearest, devices) < missing_bytes(out, devices) ? dearest : out;
   });
 }

@@ -13,8 +13,9 @@ namespace whale {
 // Memory becomes dearer from attempt to attempt, until what is planned fits the devices that say how much they have.
 constexpr int kPrices = 4;
 double price_of(const CompileOptions& options, int attempt);
-// Dearer than all: tried last, of recomputed blocks alone, which then exchange again what else they keep.
-std::optional<double> last_price(const CompileOptions& options);
+// Dearer than all, tried last: where devices are fast, seconds that are saved by holding bytes weigh much; and blocks
+// that are recomputed then exchange again what else they keep.
+double last_price(const CompileOptions& options);
 
 // Of few layers only where one layer more says the same; quickly without that.
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,

@@ -1,6 +1,7 @@
 #include "compile/remedy_changes.h"
 
 #include <algorithm>
+#include <set>
 #include <cctype>
 #include <limits>
 
@@ -107,7 +108,9 @@ std::vector<RemedyChanges::Change> RemedyChanges::single_changes() const {
   for (int level = now.zero + 1; replicas && level <= 3; ++level)
     if (trains(graph_)) with([&](Change& c) { c.options.zero = level; });
   const int64_t samples = samples_together();
-  for (const int64_t times : {2, 4, 8, 16, 64})
+  std::set<int64_t> more{2, 4, 8, 16, 64};
+  if (samples > 1 && samples < 64) more.insert(samples);  // one each
+  for (const int64_t times : more)
     if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
   if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
   for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})

@@ -94,11 +94,12 @@ class Chunker {
     const double width = static_cast<double>(whole.back()), size = size_of(g_.tensor(product.inputs[0]).dtype);
     const double moved = static_cast<double>(rows) * width * size;
     const CostModel& cost = low_.lg.tasks.cost;
+    const LinkRates& link = low_.lg.tasks.link(collective.stage, axis - 1);
     const bool twice = collective.code == OpCode::k_all_reduce;
     ProductWork work;
     work.product = {2 * static_cast<double>(rows) * share, moved + share * size};
-    work.seconds_of_collective = (twice ? 2 : 1) * all_gather_seconds(moved, members, cost.link.flow());
-    work.latency_seconds = (twice ? 2 : 1) * all_gather_seconds(0, members, cost.link);
+    work.seconds_of_collective = (twice ? 2 : 1) * all_gather_seconds(moved, members, link.flow());
+    work.latency_seconds = (twice ? 2 : 1) * all_gather_seconds(0, members, link);
     work.rows = r.rows;
     const int64_t least =
         r.flat ? cost.product_rows : std::max<int64_t>(1, cost.product_rows * r.rows / std::max<int64_t>(rows, 1));

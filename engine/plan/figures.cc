@@ -109,8 +109,9 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
       // Norms, and updates that are several ops, read gradients too.
       for (const BufferId b : i.in)
         if (b != kNone && i.phase == Phase::kUpdate && made[at(b)]) out[at(b)] = Holds::kGradient;
-      const bool reduced =
-          i.group() != kNone && i.phase != Phase::kForward && has_replicas(groups[static_cast<size_t>(i.group())].axis);
+      // What is gathered in the backward pass are parameters.
+      const bool reduced = i.group() != kNone && i.op() != OpCode::k_all_gather && i.phase != Phase::kForward &&
+                           has_replicas(groups[static_cast<size_t>(i.group())].axis);
       const bool update = i.kernel() != nullptr && has_flag(i.kernel()->op, kUpdateOp);
       const bool sum = i.op() == OpCode::k_accumulate && i.phase != Phase::kForward;
       const bool stored = i.copies_to(Memory::kHost) && i.phase != Phase::kForward;
@@ -206,7 +207,8 @@ StepFigures step_of(const Program& program) {
 
 std::string seconds_text(double s) {
   if (s < 1e-3) return fmt::format("{:.1f} us", s * 1e6);
-  return s < 1 ? fmt::format("{:.2f} ms", s * 1e3) : fmt::format("{:.2f} s", s);
+  if (s < 1) return fmt::format("{:.2f} ms", s * 1e3);
+  return s < 1e4 ? fmt::format("{:.2f} s", s) : s < 1e7 ? fmt::format("{:.0f} s", s) : fmt::format("{:.2g} s", s);
 }
 
 const char* name_of(Phase phase) {

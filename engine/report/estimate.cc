@@ -153,13 +153,22 @@ std::string estimate_text(const Estimate& estimate, const std::vector<DeviceSpec
       "{:>12}{:>11}{:>11}{:>11}\n",
       estimate.strategy.empty() ? "replica" : estimate.strategy, devices.size(), seconds_text(estimate.seconds),
       "devices", "parameters", "gradients", "state", "activations", "together", "of", "own work");
+  // Classes that differ in what is not printed are one line.
+  std::vector<std::pair<std::string, std::vector<int32_t>>> lines;
   for (const Estimate::Class& c : estimate.classes) {
     const MemoryClasses& m = c.memory.device;
     const int64_t has = least_memory(c, devices);
-    text += fmt::format("{:<23}{:>11}{:>11}{:>11}{:>12}{:>11}{:>11}{:>11}\n", devices_text(c.devices, 1),
-                        bytes(m.parameters), bytes(m.gradients), bytes(m.state),
-                        bytes(m.buffers + m.copies + m.activations), bytes(m.total()), has > 0 ? bytes(has) : "",
-                        seconds_text(c.seconds));
+    std::string line = fmt::format("{:>11}{:>11}{:>11}{:>12}{:>11}{:>11}{:>11}\n", bytes(m.parameters),
+                                   bytes(m.gradients), bytes(m.state), bytes(m.buffers + m.copies + m.activations),
+                                   bytes(m.total()), has > 0 ? bytes(has) : "", seconds_text(c.seconds));
+    const auto known = std::ranges::find(lines, line, [](const auto& l) { return l.first; });
+    std::vector<int32_t>& of =
+        (known == lines.end() ? lines.emplace_back(std::move(line), std::vector<int32_t>{}) : *known).second;
+    of.insert(of.end(), c.devices.begin(), c.devices.end());
+  }
+  for (auto& [line, of] : lines) {
+    std::ranges::sort(of);
+    text += fmt::format("{:<23}{}", devices_text(of, 1), line);
   }
   int64_t host = 0;
   for (const Estimate::Class& c : estimate.classes) host = std::max(host, c.memory.host.total());

@@ -167,7 +167,7 @@ std::string remedy_lines(const Shortage& s, const Remedies& r) {
     out += fmt::format("No change of recompute, ZeRO, offload and micro-batches{} makes it fit.{}\n",
                        r.out_of_time ? " that was looked at" : "", r.nearest ? " Least memory:" : "");
     if (r.nearest) out += remedy_line(*r.nearest);
-    if (r.automatic) out += "With another strategy, as auto finds it:\n" + remedy_line(*r.automatic);
+    if (r.automatic) out += "As strategy auto finds it:\n" + remedy_line(*r.automatic);
     if (!r.automatic_lost.empty()) out += cut_off(r.automatic_lost, kWide) + "\n";
   }
   if (r.batch > 0)

@@ -68,9 +68,14 @@ std::vector<std::string> notes_of(const Plan& plan) {
                                 bytes_text(f.communicated), f.on_the_side));
   const bool replicas = most_replicas(plan.meshes) > 1;
   const std::string who = plan.devices.size() > 1 ? fmt::format("'{}'", plan.strategy) : "one device";
-  if (plan.options.zero > 0 && !replicas)
-    notes.push_back(fmt::format("ZeRO {} cuts over replicas; {} has none, so nothing is cut{}.", plan.options.zero, who,
-                                plan.devices.size() > 1 ? ": put replica around it" : ""));
+  if (plan.options.zero > 0 && !replicas) {
+    const bool unlike = plan.strategy.find('[') != std::string::npos;
+    notes.push_back(fmt::format("ZeRO {} cuts over replicas; {} has none{}, so nothing is cut{}.", plan.options.zero,
+                                who, unlike ? " that are alike" : "",
+                                unlike                    ? ": put replica into its parts"
+                                : plan.devices.size() > 1 ? ": put replica around it"
+                                                          : ""));
+  }
   if (plan.options.gradient_dtype)
     notes.push_back(
         replicas

@@ -45,11 +45,12 @@ struct Group {
 
 struct Pricer {
   const CostModel& cost;
+  const LinkRates& link;  // of the axis
   double element_bytes;
 
   ReshardWay way(std::string name, double elements, int64_t rounds) const {
     const double bytes = elements * element_bytes;
-    return {std::move(name), bytes, rounds, link_seconds(bytes, rounds, cost.link)};
+    return {std::move(name), bytes, rounds, link_seconds(bytes, rounds, link)};
   }
   // Nothing is received; reading and writing the part takes its time.
   ReshardWay slice(const Group& g) const {
@@ -229,7 +230,9 @@ class Reporter {
     row.to = to_string(lg_.shardings[static_cast<size_t>(y)]);
     if (op.region == Region::kBody) row.runs = local_.micro_batches(place(op.stage, Ints(lg_.axes() - 1))).size();
     const size_t axis = axis_of(op, x, y);
-    const Pricer p{lg_.tasks.cost, static_cast<double>(size_of(t.dtype))};
+    const CostModel& cost = lg_.tasks.cost;
+    const Pricer p{cost, axis == kTime ? cost.link : lg_.tasks.link(op.stage, axis - 1),
+                   static_cast<double>(size_of(t.dtype))};
     const std::string pattern = starred(row.tensor);
     const std::string key = fmt::format("{} {} {} {} {} {} {} {} {} {}", def(op.code).name, pattern, name_of(row.dtype),
                                         to_string(row.dims), axis, row.from, row.to, static_cast<int>(row.phase),

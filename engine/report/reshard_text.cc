@@ -20,7 +20,9 @@ std::string reshards_text(const std::vector<ReshardRow>& rows, const LinkRates& 
   for (const ReshardRow& row : rows) count += row.count, bytes += row.bytes(), seconds += row.seconds();
   std::string text = fmt::format(
       "{} reshard(s) of {} kind(s): {} and {} of a step, one after the other\n"
-      "Bytes: received by the device that gets most. Times: links of {}/s and {}, no computation beside them.\n",
+      "Bytes: received by the device that gets most. Times: links of {}/s and {} (between nodes theirs), nothing "
+      "beside "
+      "them.\n",
       count, rows.size(), bytes_text(bytes), seconds_text(seconds), bytes_text(link.bytes_per_second),
       seconds_text(link.latency_seconds));
   for (const ReshardRow& row : rows) {

@@ -28,9 +28,11 @@ bool gathered_of_variables(const ShardedGraph& lg, TensorId id) { return gathere
 
 bool is_cheap_to_gather(const ShardedGraph& lg, const Op& op, double parts) {
   const CostModel& cost = lg.tasks.cost;
-  const int64_t n = lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
+  const auto group = static_cast<size_t>(attr_int(op.attrs, "group"));
   const auto bytes = static_cast<double>(bytes_of(lg.graph.tensor(op.outputs[0])));
-  return bytes >= cost.cached_bytes && cost.held_seconds(bytes - parts) >= all_gather_seconds(bytes, n, cost.link);
+  return bytes >= cost.cached_bytes &&
+         cost.held_seconds(bytes - parts) >=
+             all_gather_seconds(bytes, lg.size(group + 1, op.stage), lg.tasks.link(op.stage, group));
 }
 
 void gather_for_weights(ShardedGraph& lg) {

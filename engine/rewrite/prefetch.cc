@@ -73,8 +73,8 @@ std::vector<Start> start_gathers(const ShardedGraph& lg, const Lists& readers, c
     const Op& op = g.op(gather.op);
     bytes.push_back(0);
     for (const TensorId y : op.outputs) bytes.back() += local_bytes(lg, y);
-    seconds.push_back(all_gather_seconds(
-        bytes.back(), lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, stage), lg.tasks.cost.link));
+    const auto group = static_cast<size_t>(attr_int(op.attrs, "group"));
+    seconds.push_back(all_gather_seconds(bytes.back(), lg.size(group + 1, stage), lg.tasks.link(stage, group)));
   }
   std::vector<double> begin(g.ops.size());
   for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kUpdate}) {

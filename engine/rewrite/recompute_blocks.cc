@@ -185,11 +185,12 @@ class Blocks {
   bool exchanged_again(const Op& op) const {
     const CostModel& cost = lg_.tasks.cost;
     if (op.code != OpCode::k_all_to_all || cost.memory_price <= 1) return false;
-    const int64_t n = lg_.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage);
+    const auto group = static_cast<size_t>(attr_int(op.attrs, "group"));
+    const int64_t n = lg_.size(group + 1, op.stage);
     const auto bytes = static_cast<double>(bytes_of(g_.tensor(op.outputs[0])));  // of all devices
     return bytes >= static_cast<double>(cost.cached_bytes) &&
            cost.held_seconds(bytes / static_cast<double>(n)) >=
-               reshard_seconds({.sum = false, .cut = true}, bytes, n, cost.link);
+               reshard_seconds({.sum = false, .cut = true}, bytes, n, lg_.tasks.link(op.stage, group));
   }
 
   // The tensor as the backward pass has it; what is missing goes to `out`.

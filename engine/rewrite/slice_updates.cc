@@ -47,8 +47,9 @@ class Slicer {
         if (!find(static_cast<OpId>(i), a, c)) continue;
         const UpdateWork work = work_of(c);
         const CostModel& cost = lg_.tasks.cost;
+        const LinkRates& link = lg_.tasks.link(g_.ops[i].stage, a - 1);
         const double gain =
-            whole_update_seconds(work, cost.device, cost.link) - sliced_update_seconds(work, cost.device, cost.link);
+            whole_update_seconds(work, cost.device, link) - sliced_update_seconds(work, cost.device, link);
         if (!always_ && (gain <= 0 || work.devices > kMostReplicas)) continue;
         chosen.push_back(c);
         bytes += work.gradient_bytes;

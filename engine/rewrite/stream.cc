@@ -179,7 +179,7 @@ class Streamer {
   bool worth(const Op& op, const Ring& ring) const {
     const CostModel& cost = lg_.tasks.cost;
     const DeviceRates& device = cost.device;
-    const LinkRates& link = cost.link;
+    const LinkRates& link = lg_.tasks.link(op.stage, ring.axis - 1);
     const auto n = static_cast<double>(ring.ways);
     double bytes = 0, gathering = 0;
     const auto moved = [&](TensorId id) {

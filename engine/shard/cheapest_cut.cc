@@ -189,8 +189,8 @@ OpCut Ways::cheapest(const std::vector<SubAxis>& comes) const {
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &op_.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
     return (f ? work / static_cast<double>(n_) : work) +
-           link_seconds(moved_bytes(f, cut, wanted, comes), 0, cost.link) + pass_seconds(added_bytes(f), cost.device) +
-           cost.held_seconds(held_bytes(f));
+           link_seconds(moved_bytes(f, cut, wanted, comes), 0, p_.axes.tasks.link(op_.op.stage, a_ - 1)) +
+           pass_seconds(added_bytes(f), cost.device) + cost.held_seconds(held_bytes(f));
   };
   OpCut best = tries[0];
   double least = seconds(best);

@@ -65,7 +65,7 @@ Price price_of_move(const CutProblem& p, TensorId id, const Sharding& from, int3
   const double times = runs(p.axes, from, stage);
   // Of one run: a micro-batch has its part of what is cut along time.
   const double whole = bytes_beside(p, id, from, stage, a) / (in_body ? static_cast<double>(p.micro_batches) : 1);
-  const LinkRates& link = p.axes.tasks.cost.link;
+  const LinkRates& link = p.axes.tasks.link(stage, a - 1);
   const Reshard reshard{now.placement == Placement::kPartial, to.placement == Placement::kShard};
   double received = received_bytes(reshard, whole, n), seconds = reshard_seconds(reshard, whole, n, link);
   if (to.window.present()) {

@@ -1,6 +1,7 @@
 #include "shard/split.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -168,7 +169,7 @@ class Chooser {
       for (size_t a = 0; a < task.roles.size(); ++a)
         if (task.roles[a] == AxisRole::kReplica) bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
     }
-    return link_seconds(bytes, 1, cost_.link);
+    return link_seconds(bytes, 1, p_.tasks.link(op.stage, p_.axis - 1));
   }
 
   Code find(const State& state, TensorId id) const {
@@ -323,8 +324,8 @@ class Chooser {
     return false;
   }
 
-  // The factor that an operand's cut already is.
-  void add_followed(const State& state, size_t i, const Factors& factors, std::vector<OpCut>& out) const {
+  // The factor that an operand's cut already is; `most`: of so many parts.
+  void add_followed(const State& state, size_t i, const Factors& factors, int64_t most, std::vector<OpCut>& out) const {
     const Op& op = g_.ops[i];
     for (size_t x = 0; x < op.inputs.size(); ++x) {
       if (op.inputs[x] == kNone) continue;
@@ -333,9 +334,9 @@ class Chooser {
       for (size_t k = 0; k < factors.list.size(); ++k) {
         const Factor& f = factors.list[k];
         OpCut cut{static_cast<int>(k), {}};
-        if (cut_of_operand(f, x, code.sub_axis, extent_of(g_.tensor(op.inputs[x]).dims, code.sub_axis), cut.sub) &&
-            fits(op, f, cut.sub) && !conflicts(i, factors, k, cut.sub) &&
-            std::find(out.begin(), out.end(), cut) == out.end())
+        const int64_t extent = extent_of(g_.tensor(op.inputs[x]).dims, code.sub_axis);
+        if (extent <= most && cut_of_operand(f, x, code.sub_axis, extent, cut.sub) && fits(op, f, cut.sub) &&
+            !conflicts(i, factors, k, cut.sub) && std::find(out.begin(), out.end(), cut) == out.end())
           out.push_back(cut);
       }
     }
@@ -347,6 +348,9 @@ class Chooser {
     const int64_t n = ways(op);
     const Factors& factors = p_.factors.of(op);
     const AxisRole what = role(op);
+    // What is asked for by name may have fewer parts than there are devices (experts): ops between those that have it
+    // go along, though none would begin so.
+    const bool named = what == AxisRole::kSplit && !p_.tasks.task(op).factors[p_.axis - 1].empty();
     std::vector<OpCut> fixed;
     if (n > 1 && what == AxisRole::kSplit)
       fixed = candidates(i, factors);
@@ -365,7 +369,8 @@ class Chooser {
     };
     for (const State& state : states) {
       tries = fixed;
-      if (n > 1 && what == AxisRole::kFollow) add_followed(state, i, factors, tries);
+      if (n > 1 && (what == AxisRole::kFollow || named))
+        add_followed(state, i, factors, named ? n - 1 : std::numeric_limits<int64_t>::max(), tries);
       for (const OpCut& cut : tries) {
         State& next = tried_;
         next = state;

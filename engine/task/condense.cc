@@ -382,6 +382,7 @@ class Condenser {
       for (int32_t& d : mesh.devices)
         if (d >= 0) d = devices++;
       to.meshes.push_back(std::move(mesh));
+      if (!tasks_.links.empty()) to.links.push_back(tasks_.links[static_cast<size_t>(tasks_.mesh_of_stage[stays_[k]])]);
       to.mesh_of_stage.push_back(static_cast<int32_t>(k));
     }
     to.by_micro_batch = tasks_.by_micro_batch;

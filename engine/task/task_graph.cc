@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "task/axis_links.h"
 #include "base/text.h"
 #include "schedule/schedule.h"
 #include "cluster/shares.h"
@@ -174,6 +175,7 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
   const TaskAxes axes = find_axes(leaves, out, stage_devices.size());
   out.meshes = make_meshes(axes, leaves.list[pipeline ? pipeline->leaf : 0], stage_devices,
                            device_order(leaves, devices, stage_devices));
+  out.links = axis_links(out.meshes, devices, cost);
   make_tasks(graph, leaves, axes, out);
   out.strategy = strategy_text(std::move(leaves.list), pipeline.has_value());
   share_micro_batches(axes, exact, out, deal ? [&] { deal(graph, devices, out); } : std::function<void()>());

@@ -63,6 +63,7 @@ struct TaskGraphs {
   std::vector<UnlikeReplica> replicas;
   std::vector<LayerShare> shares;  // per scope of a condensed graph (task/condense.h); empty: each layer is itself
   CostModel cost;                  // of the devices: what every pass after this one asks
+  std::vector<std::vector<LinkRates>> links;  // task/axis_links.h
 
   explicit TaskGraphs(const CostModel& model) : cost(model) {}
   bool of_unlike(size_t mesh_axis) const { return mesh_axis == 0 && !replicas.empty(); }
@@ -71,6 +72,10 @@ struct TaskGraphs {
   LayerShare share(const Op& op) const {
     const auto scope = static_cast<size_t>(op.scope);
     return scope < shares.size() ? shares[scope] : LayerShare{};
+  }
+  // Between the devices of a stage along an axis of its mesh.
+  const LinkRates& link(int32_t stage, size_t mesh_axis) const {
+    return links.empty() ? cost.link : links[static_cast<size_t>(mesh_of_stage[static_cast<size_t>(stage)])][mesh_axis];
   }
   const Mesh& mesh(int32_t stage) const {
     return meshes[static_cast<size_t>(mesh_of_stage[static_cast<size_t>(stage)])];

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "task/axis_links.h"
 #include "base/text.h"
 #include "cluster/shares.h"
 #include "task/strategy.h"
@@ -300,6 +301,7 @@ TaskGraphs form_unlike(Graph& graph, const std::vector<DeviceSpec>& devices, con
   told.nests = "[" + told.nests + "]";
   out.strategy = to_string(told);
   for (const auto& [name, by] : axes.list) out.by_micro_batch.push_back(by);
+  out.links = axis_links(out.meshes, devices, cost);
   ScopeWriter scopes(graph, out);
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     std::vector<ScopeWriter::Place> in;

@@ -27,7 +27,7 @@ def remedies(message):
     out, on = [], False
     for line in message.splitlines():
         if not line.startswith("  "):
-            on = line.startswith(("What makes it fit", "With another strategy"))
+            on = line.startswith(("What makes it fit", "As strategy auto finds it"))
         elif on and line.startswith("  --"):
             out.append(line[2:].split("  ")[0])
     return out

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "cluster/devices.h"
 #include "compile/compile.h"
 #include "grad/passes.h"
 #include "shard/insert.h"
@@ -134,6 +135,44 @@ TEST_CASE("choices: a gradient that one op moves is there for the other gradient
     CHECK(factors_of(c.graph, op).list[static_cast<size_t>(cut.factor)].name == "b");
   }
   CHECK(products == 6);  // two, and two gradients of each
+}
+
+// As mixtures of experts are: batched products with a bias and an activation between them.
+TEST_CASE("choices: fewer parts than devices are cut along all that is between the ops that are asked") {
+  using enum OpCode;
+  for (const int64_t parts : {3, 5}) {
+    CAPTURE(parts);
+    small::Model m;
+    m.g.name = "batched";
+    const TensorId x = m.input("x", {8, 64}, DType::kF32), y = m.input("y", {8}, DType::kI32);
+    const TensorId each = m.op(k_broadcast_to, {x}, {{"shape", Ints{parts, 8, 64}}}, "each");
+    const TensorId up = m.op(k_matmul, {each, m.variable("up.weight", {parts, 64, 256})}, {}, "up");
+    const TensorId act =
+        m.op(k_gelu, {m.op(k_add, {up, m.variable("up.bias", {parts, 1, 256})}, {}, "up.add")}, {}, "act");
+    const TensorId down = m.op(k_matmul, {act, m.variable("down.weight", {parts, 256, 64})}, {}, "down");
+    const TensorId logits = m.op(k_reduce_sum, {down}, {{"axes", Ints{0}}, {"keep_dims", false}}, "logits");
+    m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y}, {}, "ce")}, {}, "loss"),
+               OptimizerKind::kAdamW);
+    const Chosen c = chosen(m, 4, "split(4, factor=b)");
+    for (const char* name : {"up", "up.add", "act", "down"}) CHECK(c.lies(name) == "R,S0");
+    for (const Variable& v : c.graph.variables)
+      CHECK(to_string(c.choices.shardings[static_cast<size_t>(v.tensor)]) == "R,S0");
+  }
+}
+
+// A split inside of machines, replicas between them: each axis has its own link, shared by all who use it at once.
+TEST_CASE("links of axes are those between their devices") {
+  small::Model m = small::mlp(64, OptimizerKind::kSgd, 512, 2048);
+  const std::vector<DeviceSpec> devices = parse_devices("4 nodes of 8xA100-80GB", {0});
+  const CostModel cost(devices, 1, kMachineOfCores);
+  const TaskGraphs tasks = form_task_graphs(m.g, devices, "replica(4) > split(8)", cost, false);
+  CHECK(tasks.link(0, 1).bytes_per_second == devices[0].figures.inside.bytes_per_second);
+  CHECK(tasks.link(0, 0).bytes_per_second ==
+        doctest::Approx(devices[0].figures.network.bytes_per_second / 8));  // 8 groups leave each node
+  const TaskGraphs wide = form_task_graphs(m.g, devices, "split(32)", cost, false);
+  CHECK(wide.link(0, 0).bytes_per_second == doctest::Approx(devices[0].figures.network.bytes_per_second));
+  const TaskGraphs plain = small::tasks_of(m.g, 4, "split(4)");
+  CHECK(plain.link(0, 0) == plain.cost.link);
 }
 
 TEST_CASE("choices of a plan: strategies can be compared") {

@@ -115,7 +115,7 @@ TEST_CASE("remedies that are printed fit when they are given, and take what is s
         }
         ++checked, together += flags.find(" --") != flags.npos;
       }
-      searched += has(text, "With another strategy");
+      searched += has(text, "As strategy auto finds it");
     }
   }
   CHECK(checked >= 20);

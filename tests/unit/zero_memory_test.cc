@@ -104,6 +104,28 @@ TEST_CASE("ZeRO: one micro-batch holds the gradients of a few layers, and their 
   }
 }
 
+TEST_CASE("ZeRO 3: micro-batches of two sizes take no more memory than those of one") {
+  for (const Setup& s :
+       {Setup{"null:4", "replica", 4, 4}, Setup{"null:8", "replica(4) > pipeline(2, micro_batches=4)", 0, 4},
+        Setup{"null:8", "replica(4) > split(2)", 4, 4}}) {
+    CAPTURE(s.strategy);
+    const small::Model even = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64),
+                       uneven = small::gpt(63, OptimizerKind::kAdamW, 12, 8, 64, 64);
+    for (const int zero : {2, 3}) {
+      CAPTURE(zero);
+      const MemoryClasses one = memory(even, s, {.zero = zero}), two = memory(uneven, s, {.zero = zero});
+      CHECK(two.total() <= one.total() * 21 / 20);
+      CHECK(two.gradients <= one.gradients * 21 / 20);
+    }
+  }
+}
+
+TEST_CASE("ZeRO 3: what is gathered ahead in the backward pass is no gradient") {
+  const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
+  const Setup s{"null:4", "replica", 4, 4};
+  CHECK(memory(m, s, {.zero = 3, .prefetch = 6}).gradients <= memory(m, s, {.zero = 3}).gradients * 11 / 10);
+}
+
 TEST_CASE("ZeRO 3: gradients that are summed in 16 bits live in parts, as the parameters in 16 bits do") {
   const small::Model m = small::gpt(64, OptimizerKind::kAdamW, 12, 8, 64, 64);
   const int64_t matrix = int64_t{4} * 64 * 256 * 4;

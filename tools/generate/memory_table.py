@@ -39,6 +39,7 @@ M6_10T = "m6-10t --precision bf16 --parameters bf16"
 # name, whale model's arguments, devices, strategy, options, closed form in bytes or None
 ROWS = [
     ("GPT 22B", Gpt(64, 6144, 48, 4), "null-80GB:8", "split(8)", "--recompute selective", dict(t=8, p=1, micro_batch=4)),
+    ("GPT 22B, 16 micro-batches", Gpt(64, 6144, 48, 64), "1 node of 8xH100-80GB", "split(8)", "--recompute selective --accumulation 16", None),
     ("GPT 175B", Gpt(96, 12288, 96, 64), "null-80GB:64", "pipeline(8, micro_batches=64, virtual_stages=3) > split(8)", "--recompute selective",
      dict(t=8, p=8, virtual_stages=3)),
     ("GPT 530B", Gpt(128, 20480, 105, 280), "null-80GB:280", "pipeline(35, micro_batches=280, virtual_stages=3) > split(8)", "--recompute selective",

@@ -48,7 +48,10 @@ void print_table(const nlohmann::json& rows) {
       continue;
     }
     const std::string options = row["options"];
-    std::printf("%9.2f ms%14.1f%9.2f  %s%s%s\n", row["seconds"].get<double>() * 1e3,
+    const double seconds = row["seconds"];
+    const bool short_step = seconds < 10;
+    std::printf("%9.*f %s%14.*f%9.2f  %s%s%s\n", short_step ? 2 : 1, short_step ? seconds * 1e3 : seconds,
+                short_step ? "ms" : " s", row["samples_per_second"].get<double>() < 1 ? 4 : 1,
                 row["samples_per_second"].get<double>(), static_cast<double>(row["bytes"].get<int64_t>()) / 1e9,
                 row["strategy"].get<std::string>().c_str(), options.empty() ? "" : ", ", options.c_str());
   }
