@@ -51,7 +51,7 @@ ROWS = [
      "replica(8) > pipeline(16, micro_batches=32) > split(8)", "--zero 1 --recompute full", None),
     ("deepseek-v3", "deepseek-v3 --batch 7680 --precision bf16", "128 nodes of 8xH100-80GB, 400Gb/s",
      "pipeline(16, micro_batches=120) > replica(64); experts: split(64, factor=experts)", "--zero 1 --recompute full", None),
-    ("m6-10b", "m6-10b", "null-32GB:256", "replica(32) > pipeline(8, micro_batches=35)", "--recompute full", None),
+    ("m6-10b", "m6-10b --batch 1120", "null-32GB:256", "replica(32) > pipeline(8, micro_batches=35)", "--recompute full", None),
     ("m6-1t", "m6-1t", "null-32GB:480", "replica; experts: split(480, factor=experts)", "", None),
     ("m6-10t", M6_10T, "64xnull-32GB:8", "replica; experts: split(512, factor=experts)",
      "--recompute full --offload parameters,state,gradients", None),
