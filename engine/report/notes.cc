@@ -45,6 +45,23 @@ std::string small_stages_note(const Plan& plan, const Entry& entry) {
       100 * kNothing);
 }
 
+// Bytes of trained parameters where a split is: those that no device of it has but whole, and the others.
+std::pair<double, double> parameters_of_splits(const Plan& plan) {
+  double whole = 0, cut = 0;
+  for (const PlanVariable& v : plan.variables) {
+    if (v.role != Role::kParameter || !v.trainable) continue;
+    const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(v.mesh)].axes;
+    bool split = false, parts = false;
+    for (size_t a = 0; a < axes.size(); ++a) {
+      if (axes[a].size == 1 || axes[a].name != "split") continue;
+      split = true;
+      parts |= v.storage_sharding.axes[a].placement == Placement::kShard;
+    }
+    if (split) (parts ? cut : whole) += static_cast<double>(element_count(v.dims) * size_of(v.dtype));
+  }
+  return {whole, cut};
+}
+
 }  // namespace
 
 std::vector<std::string> notes_of(const Plan& plan) {
@@ -76,6 +93,12 @@ std::vector<std::string> notes_of(const Plan& plan) {
                                 : plan.devices.size() > 1 ? ": put replica around it"
                                                           : ""));
   }
+  if (const auto [whole, cut] = parameters_of_splits(plan); whole > cut)
+    notes.push_back(
+        fmt::format("A split leaves parameters of {} whole on each of its devices, and cuts {}: what it cuts is what "
+                    "takes least time "
+                    "by the cost model. factor=columns, or heads, experts, asks for parts of them ('{}').",
+                    bytes_text(whole), cut > 0 ? bytes_text(cut) : "none", plan.strategy));
   if (plan.options.gradient_dtype)
     notes.push_back(
         replicas
