@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "cluster/device_kinds.h"
+#include "cost/links.h"
 #include "cost/measured.h"
 
 namespace whale {
@@ -48,10 +49,6 @@ Profile profile_of(const Attrs& attrs) {
 }
 
 namespace {
-
-LinkRates slower(const LinkRates& a, const LinkRates& b) {
-  return {std::min(a.bytes_per_second, b.bytes_per_second), std::max(a.latency_seconds, b.latency_seconds)};
-}
 
 // The slower of both ends, as far as they are known.
 LinkRates link_between(const DeviceSpec& from, const DeviceSpec& to, int64_t sharing, int64_t of_zone,

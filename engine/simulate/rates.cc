@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "cost/links.h"
+
 namespace whale {
 
 PlanRates::PlanRates(const CostModel& cost, const Plan& plan, const Entry& entry)
@@ -45,9 +47,7 @@ std::vector<LinkRates> PlanRates::rates_of_parts(const Group& group) const {
       const int64_t of_zone = std::max(through_zone[zone_of(a)], through_zone[zone_of(b)]);
       const LinkRates here =
           cost_.between(plan_.devices[static_cast<size_t>(a)], plan_.devices[static_cast<size_t>(b)], sharing, of_zone);
-      slowest = k == 0 ? here
-                       : LinkRates{std::min(slowest.bytes_per_second, here.bytes_per_second),
-                                   std::max(slowest.latency_seconds, here.latency_seconds)};
+      slowest = k == 0 ? here : slower(slowest, here);
     }
     out.push_back(slowest);
   }

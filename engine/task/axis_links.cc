@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "cost/links.h"
+
 namespace whale {
 namespace {
 
@@ -57,10 +59,7 @@ std::vector<std::vector<LinkRates>> axis_links(const std::vector<Mesh>& meshes, 
           const DeviceSpec &from = *part[k], &to = *part[(k + 1) % part.size()];
           const LinkRates here = cost.between(from, to, std::max(of_node[from.node], of_node[to.node]),
                                               std::max(of_zone[from.zone], of_zone[to.zone]));
-          LinkRates& slowest = out[m][a];
-          slowest = first ? here
-                          : LinkRates{std::min(slowest.bytes_per_second, here.bytes_per_second),
-                                      std::max(slowest.latency_seconds, here.latency_seconds)};
+          out[m][a] = first ? here : slower(out[m][a], here);
           first = false;
         }
     }

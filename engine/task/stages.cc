@@ -163,8 +163,8 @@ std::vector<int32_t> cut_stages(const Graph& graph, const std::vector<OpId>& ops
     const double crossing = places[j].crossing + places[k].crossing;  // travels, and waits at both ends
     const std::vector<double>& mine = by_kind[kinds.of_stage[s - 1]];
     const double work = mine[places[k].at] - mine[places[j].at], travel = link_seconds(crossing, 0, cost.link);
-    // Work is of the forward pass; what crosses travels once each way in all passes. Bytes count as ever where plans did
-    // not fit: a dearer price would hide the work, and uneven stages hold more.
+    // Work is of the forward pass; what crosses travels once each way in all passes. Bytes count as ever where plans
+    // did not fit: a dearer price would hide the work, and uneven stages hold more.
     return (beside ? std::max(work, travel / cost.passes) : work + travel) +
            cost.held_seconds(crossing) / cost.memory_price;
   };

@@ -151,8 +151,7 @@ TEST_CASE("choices: fewer parts than devices are cut along all that is between t
         m.op(k_gelu, {m.op(k_add, {up, m.variable("up.bias", {parts, 1, 256})}, {}, "up.add")}, {}, "act");
     const TensorId down = m.op(k_matmul, {act, m.variable("down.weight", {parts, 256, 64})}, {}, "down");
     const TensorId logits = m.op(k_reduce_sum, {down}, {{"axes", Ints{0}}, {"keep_dims", false}}, "logits");
-    m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y}, {}, "ce")}, {}, "loss"),
-               OptimizerKind::kAdamW);
+    m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y}, {}, "ce")}, {}, "loss"), OptimizerKind::kAdamW);
     const Chosen c = chosen(m, 4, "split(4, factor=b)");
     for (const char* name : {"up", "up.add", "act", "down"}) CHECK(c.lies(name) == "R,S0");
     for (const Variable& v : c.graph.variables)
