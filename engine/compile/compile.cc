@@ -94,9 +94,17 @@ struct Nearest {
   std::optional<Plan> plan;
   CompileOptions options;
   Shortage shortage;
+  std::vector<double> left_out;  // prices at which nothing was planned, as far too much would be needed
   void judge(Plan mine, const CompileOptions& made_with) {
     const Shortage lacks = shortage_of(mine);
     if (!plan || lacks.bytes < shortage.bytes) shortage = lacks, plan = std::move(mine), options = made_with;
+  }
+  // Those that lack less by their estimate.
+  void judge_at(const std::vector<double>& prices, const Graph& graph, const std::vector<DeviceSpec>& devices,
+                const CompileOptions& with) {
+    for (const double price : prices)
+      if (!plan || missing_bytes(estimate_at(graph, devices, with, price), devices) < shortage.bytes)
+        judge(make_plan(graph, devices, with, price, true), with);
   }
 };
 
@@ -105,17 +113,19 @@ std::optional<Plan> plan_at_prices(const Graph& graph, const std::vector<DeviceS
                                    const CompileOptions& options, Nearest& nearest) {
   std::vector<double> cut_short;  // prices at which the variables alone were too large
   for (int k = 0; k < kPrices; ++k) {
-    Plan plan = make_plan(graph, devices, options, price_of(options, k), k == kPrices - 1);
+    const double price = price_of(options, k);
+    if (k > 0 && nearest.plan && is_hopeless(graph, devices, options, price)) {
+      nearest.left_out.push_back(price);
+      continue;
+    }
+    Plan plan = make_plan(graph, devices, options, price, k == kPrices - 1);
     if (shortage_of(plan).bytes == 0) return plan;
     if (plan.entries.empty())
-      cut_short.push_back(price_of(options, k));
+      cut_short.push_back(price);
     else
       nearest.judge(std::move(plan), options);
   }
-  for (const double price : cut_short) {
-    if (missing_bytes(estimate_at(graph, devices, options, price), devices) >= nearest.shortage.bytes) continue;
-    nearest.judge(make_plan(graph, devices, options, price, true), options);
-  }
+  nearest.judge_at(cut_short, graph, devices, options);
   return std::nullopt;
 }
 
@@ -171,7 +181,8 @@ std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpe
   Plan plan = make_plan(graph, devices, options, last_price(options), true);
   if (shortage_of(plan).bytes == 0) return plan;
   nearest.judge(std::move(plan), options);
-  return std::nullopt;
+  nearest.judge_at(nearest.left_out, graph, devices, options);
+  return nearest.shortage.bytes == 0 ? std::move(nearest.plan) : std::nullopt;
 }
 
 // `asked`: by the user, without rooms.

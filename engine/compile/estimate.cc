@@ -195,6 +195,20 @@ double price_of(const CompileOptions& options, int attempt) { return std::ldexp(
 
 double last_price(const CompileOptions& options) { return std::ldexp(options.memory_price, 10); }
 
+bool is_hopeless(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price) {
+  constexpr double kFar = 1.1;  // of what there is: more than a few layers are wrong by
+  const Prepared p = prepare(graph, devices, options, memory_price, Care::kQuick);
+  const std::optional<Estimate> few = condensed_estimate(p, devices, options, memory_price, Care::kQuick);
+  if (!few) return false;
+  for (const Estimate::Class& c : few->classes)
+    for (const int32_t d : c.devices) {
+      const int64_t has = devices[static_cast<size_t>(d)].memory_bytes;
+      if (has > 0 && static_cast<double>(c.memory.device.total()) > kFar * static_cast<double>(has)) return true;
+    }
+  return false;
+}
+
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price, Care care) {
   return estimate_prepared(prepare(graph, devices, options, memory_price, care), devices, options, memory_price, care);
@@ -236,16 +250,24 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
     const CompileOptions options = with_rooms(graph, devices, without_idle(asked, graph));
     Estimate out;
     double price = options.memory_price;  // that least is missing at
-    for (int k = 0; k < kPrices; ++k) {
-      const Estimate mine = estimate_at(graph, devices, options, price_of(options, k));
+    std::vector<double> left_out;
+    const auto try_at = [&](double at) {
+      const Estimate mine = estimate_at(graph, devices, options, at);
       const int64_t missing = missing_bytes(mine, devices);
-      if (k == 0 || missing < missing_bytes(out, devices)) out = mine, price = price_of(options, k);
-      if (missing > 0) continue;
-      return of_faster_pipeline(graph, devices, options, price_of(options, k)).value_or(std::move(out));
+      if (out.classes.empty() || missing < missing_bytes(out, devices)) out = mine, price = at;
+      return missing == 0;
+    };
+    for (int k = 0; k < kPrices; ++k) {
+      const double at = price_of(options, k);
+      if (k > 0 && is_hopeless(graph, devices, options, at))
+        left_out.push_back(at);
+      else if (try_at(at))
+        return of_faster_pipeline(graph, devices, options, at).value_or(std::move(out));
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
     if (other.missing < missing_bytes(out, devices)) out = other.estimate;
     if (missing_bytes(out, devices) == 0) return out;
+    for (const double at : left_out) try_at(at);
     const Estimate dearest = estimate_at(graph, devices, options, last_price(options));
     return missing_bytes(dearest, devices) < missing_bytes(out, devices) ? dearest : out;
   });

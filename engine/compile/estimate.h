@@ -21,6 +21,11 @@ double last_price(const CompileOptions& options);
 Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                      double memory_price, Care care = Care::kChecked);
 
+// A few layers say that so much more is needed than there is, that it need not be planned to know. Looked at quickly,
+// and false where all layers would have to be.
+bool is_hopeless(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                 double memory_price);
+
 // The plan's first entry alone, unverified and whether it fits or not: what the simulator needs of it.
 Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                   double memory_price);
