@@ -29,19 +29,25 @@ bool Counter::wait_slowly(uint32_t target, Lookout* lookout) {
       pause_briefly();
       continue;
     }
-    // Either advance() sees this sleeper, or the value it left is seen here (both sides are sequentially consistent).
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    if (value_.load(std::memory_order_seq_cst) == now) {
-      const timespec poll{0, kLookoutNanoseconds};
-      syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value_), FUTEX_WAIT_PRIVATE, now, &poll, nullptr, 0);
+    // Either advance() sees what is wanted, or the value it left is seen here (both sides are sequentially consistent).
+    // Who is forgotten in a wake() between the two finds another number of wakes, and does not sleep.
+    const uint32_t wakes = wakes_.load(std::memory_order_seq_cst);
+    uint32_t least = wanted_.load(std::memory_order_seq_cst);
+    while (target < least && !wanted_.compare_exchange_weak(least, target, std::memory_order_seq_cst)) {
     }
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    if (value_.load(std::memory_order_seq_cst) < target) {
+      const timespec poll{0, kLookoutNanoseconds};
+      syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes_), FUTEX_WAIT_PRIVATE, wakes, &poll, nullptr, 0);
+    }
     if (lookout != nullptr) lookout->look();
   }
 }
 
+// Those who wait for more say so again.
 void Counter::wake() {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  wanted_.store(kNobody, std::memory_order_seq_cst);
+  wakes_.fetch_add(1, std::memory_order_seq_cst);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&wakes_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
 }  // namespace whale

@@ -1,4 +1,6 @@
 #include <doctest/doctest.h>
+#include <vector>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -7,6 +9,7 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/counter.h"
 #include "base/error.h"
 #include "comm/transport.h"
 #include "device/ref/ref.h"
@@ -605,6 +608,47 @@ TEST_CASE("a counter's waiters see every advance, and look out while they sleep"
   counter.reset();
   counter.advance(1);
   CHECK(counter.wait(1));
+}
+
+// A queue that waits for another's last instruction is not woken by each of those before.
+TEST_CASE("a counter's sleepers sleep until what they wait for is there") {
+  constexpr uint32_t kAdvances = 20'000;
+  for (const int sleepers : {1, 3}) {
+    CAPTURE(sleepers);
+    Counter counter;
+    std::vector<long> switches(static_cast<size_t>(sleepers));
+    std::vector<std::thread> threads;
+    for (int k = 0; k < sleepers; ++k)
+      threads.emplace_back([&, k] {
+        rusage before{}, after{};
+        getrusage(RUSAGE_THREAD, &before);
+        CHECK(counter.wait(kAdvances - static_cast<uint32_t>(k)));
+        getrusage(RUSAGE_THREAD, &after);
+        switches[static_cast<size_t>(k)] = after.ru_nvcsw - before.ru_nvcsw;
+      });
+    for (uint32_t n = 0; n < kAdvances; ++n) {
+      counter.advance(1);
+      if (n % 16 == 0) std::this_thread::yield();
+    }
+    for (std::thread& t : threads) t.join();
+    for (const long n : switches) CHECK(n < 100);
+  }
+}
+
+// Whoever comes when others are woken is not forgotten: each waits for a value of its own, again and again.
+TEST_CASE("a counter wakes all who wait, whatever they wait for") {
+  constexpr uint32_t kRounds = 3000, kThreads = 4;
+  Counter turn;  // thread k has the turns k, k + kThreads, ..
+  std::vector<std::thread> threads;
+  for (uint32_t k = 0; k < kThreads; ++k)
+    threads.emplace_back([&, k] {
+      for (uint32_t n = k; n < kRounds * kThreads; n += kThreads) {
+        if (!turn.wait(n)) return;
+        turn.advance(1);
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  CHECK(turn.wait(kRounds * kThreads));
 }
 
 }  // namespace
