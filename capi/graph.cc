@@ -6,8 +6,8 @@
 #include "guard.h"
 #include "handles.h"
 #include "ops/op.h"
-#include "task/strategy.h"
 #include "schema/graph_file.h"
+#include "task/strategy.h"
 
 using namespace whale;        // NOLINT
 using namespace whale::capi;  // NOLINT

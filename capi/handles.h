@@ -9,18 +9,18 @@
 #include <utility>
 #include <vector>
 
+#include "async_work.h"
 #include "cluster/devices.h"
 #include "data/host_tensor.h"
 #include "device/device.h"
-#include "ir/graph.h"
 #include "engine_limits.h"
+#include "ir/graph.h"
 #include "log.h"
 #include "plan/plan.h"
 #include "run/handle.h"
 #include "session/session.h"
 #include "whale/whale.h"
 #include "world/world.h"
-#include "async_work.h"
 
 struct whale_engine {
   std::shared_ptr<whale::Backends> backends;

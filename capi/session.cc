@@ -1,6 +1,6 @@
 // Sessions, events and cancelling.
-#include <algorithm>
 #include <unistd.h>
+#include <algorithm>
 
 #include "base/json.h"
 #include "base/text.h"

@@ -42,7 +42,7 @@ for file in sorted((ROOT / "engine").rglob("*")):
     for line, text in enumerate(file.read_text().splitlines(), 1):
         if module not in NAMING:
             bad += [f"{file.relative_to(ROOT)}:{line}: names op '{op}'; ask its OpDef, or say there what is missing"
-                    for op in re.findall(r"OpCode::k_(\w+)", text) if op not in OWN]
+                    for op in re.findall(r"""(?:OpCode::k_|(?:code_of|find_op)\(")(\w+)""", text) if op not in OWN]
         if module in PRICED and (rate := RATES.search(text)):
             bad.append(f"{file.relative_to(ROOT)}:{line}: computes with {rate.group()}; say in cost/ what it is a price of")
         match = re.match(r'\s*#include "([^"]+)"', text)

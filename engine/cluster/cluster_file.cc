@@ -1,7 +1,7 @@
 #include "cluster/cluster_file.h"
 
-#include <charconv>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <initializer_list>
 #include <map>

@@ -61,4 +61,7 @@ struct Mesh {
   friend bool operator==(const Mesh&, const Mesh&) = default;
 };
 
+// The devices that lie along the axis, a line of them for each position along all others that has any; row-major.
+std::vector<std::vector<int32_t>> lines_along(const Mesh& mesh, size_t axis);
+
 }  // namespace whale

@@ -1,10 +1,10 @@
 #include "comm/counter.h"
 
-#include <climits>
-#include <ctime>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <climits>
+#include <ctime>
 
 namespace whale {
 namespace {

@@ -3,11 +3,11 @@
 
 #include "base/watch.h"
 #include "compile/checks.h"
-#include "compile/source_check.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
-#include "compile/remedies.h"
 #include "compile/proof_check.h"
+#include "compile/remedies.h"
+#include "compile/source_check.h"
 #include "grad/passes.h"
 #include "report/fit.h"
 

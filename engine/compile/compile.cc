@@ -13,9 +13,9 @@
 #include "compile/faster_pipeline.h"
 #include "compile/passes.h"
 #include "compile/prepare.h"
+#include "compile/proof_check.h"
 #include "compile/remedies.h"
 #include "compile/rooms.h"
-#include "compile/proof_check.h"
 #include "grad/passes.h"
 #include "plan/limits.h"
 #include "report/fit.h"
@@ -30,7 +30,7 @@ namespace {
 Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                double memory_price, bool last) {
   Prepared prepared = prepare(graph, devices, options, memory_price);
-  auto& [source, scoped, micro_batches, profile] = prepared;
+  auto& [source, scoped, micro_batches] = prepared;
   const Passes passes{options, scoped.tasks, gradients_of(options)};
   Plan plan = outline(prepared, scoped, devices, options, memory_price);
   const std::vector<uint8_t> file = serialize(graph);  // its training included

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "report/reshard_report.h"
+#include "plan/plan.h"
 #include "report/choice_report.h"
 #include "report/estimate.h"
+#include "report/reshard_report.h"
 #include "search/deal_axes.h"
-#include "plan/plan.h"
 
 namespace whale {
 

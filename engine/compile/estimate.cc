@@ -266,10 +266,10 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
     if (other.missing < missing_bytes(out, devices)) out = other.estimate;
-    if (missing_bytes(out, devices) == 0) return out;
-    for (const double at : left_out) try_at(at);
-    const Estimate dearest = estimate_at(graph, devices, options, last_price(options));
-    return missing_bytes(dearest, devices) < missing_bytes(out, devices) ? dearest : out;
+    if (missing_bytes(out, devices) == 0 || try_at(last_price(options))) return out;
+    for (const double at : left_out)
+      if (try_at(at)) break;
+    return out;
   });
 }
 

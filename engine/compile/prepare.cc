@@ -6,16 +6,16 @@
 
 #include "base/text.h"
 #include "cluster/device_kinds.h"
+#include "cluster/shares.h"
 #include "compile/checks.h"
 #include "compile/profile_check.h"
 #include "cost/measured.h"
 #include "grad/passes.h"
+#include "ops/cost.h"
 #include "plan/groups.h"
 #include "plan/limits.h"
 #include "rewrite/offload.h"
 #include "rewrite/order.h"
-#include "cluster/shares.h"
-#include "ops/cost.h"
 #include "task/strategy.h"
 
 namespace whale {
@@ -49,20 +49,20 @@ void check_source(const Graph& source) {
   check_numbers(source);
 }
 
-// Where memory is traded for time. A byte is worth at least the 500th part of a step that it is of all that a device
-// has to hold of the parameters, if each stage, split and replica works as long as it must: no trade takes more than
-// 1/500 of a step for as much as that again. Where a step is of many samples for its size, that is more than the usual
-// rate says.
-double freed_bytes_per_second(const Graph& source, const TaskGraphs& tasks, const Profile& usual) {
+// Where memory is traded for time: of the rate of bytes that a second more has to free, the part that is asked of this
+// model. A byte is worth at least the 500th part of a step that it is of all that a device has to hold of the
+// parameters, if each stage, split and replica works as long as it must: no trade takes more than 1/500 of a step for as
+// much as that again. Where a step is of many samples for its size, that is more than the usual rate says.
+double part_of_rate(const Graph& source, const std::vector<Mesh>& meshes, const Profile& usual) {
   constexpr double kLeastShare = 1.0 / 500;
   double flops = 0, bytes = 0;
   for (const Op& op : source.ops) flops += cost_of(source, op).flops;
   for (const Variable& v : source.variables)
     if (v.role == Role::kParameter && v.trainable) bytes += static_cast<double>(bytes_of(source.tensor(v.tensor)));
   const double seconds = usual.passes * flops / usual.device.flops_per_second;
-  const double held = usual.held_copies * bytes * static_cast<double>(most_replicas(tasks.meshes));
-  if (!trains(source) || !(held > 0 && seconds > 0)) return usual.freed_bytes_per_second;
-  return std::min(held / (kLeastShare * seconds), usual.freed_bytes_per_second);
+  const double held = usual.held_copies * bytes * static_cast<double>(most_replicas(meshes));
+  if (!trains(source) || !(held > 0 && seconds > 0)) return 1;
+  return std::min(1.0, held / (kLeastShare * seconds) / usual.freed_bytes_per_second);
 }
 
 // Whose times are measured, and whose are not.
@@ -114,6 +114,7 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
   };
   TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact,
                                       are_unlike(devices, cost) ? DealShares(deal) : DealShares(), options.stages);
+  tasks.cost.freed_bytes_per_second *= part_of_rate(source, tasks.meshes, options.profile);
   Scoped out{std::move(scoped), std::move(tasks)};
   if (state_shares.empty()) return out;
   bool found = false;
@@ -140,17 +141,7 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   if (care == Care::kChecked) check_source(source);
   const std::vector<std::string> doubts = check_profile(options.profile, source, graph);
   if (options.dump) options.dump("source", print(source));
-  CompileOptions with = options;
   Scoped scoped = scope_out(source, devices, options, memory_price);
-  with.profile.freed_bytes_per_second = freed_bytes_per_second(source, scoped.tasks, options.profile);
-  if (with.profile.freed_bytes_per_second < options.profile.freed_bytes_per_second) {
-    const CostModel cost(devices, memory_price, with.profile, source.training.precision);
-    if (!are_unlike(devices, cost) &&
-        are_cut_alike(source, devices, source.default_strategy, cost, options.exact, options.stages, scoped.tasks))
-      scoped.tasks.cost = cost;
-    else
-      scoped = scope_out(source, devices, with, memory_price);
-  }
   if (const std::string note = profile_note(devices, options.profile); !note.empty())
     scoped.tasks.notes.push_back(note);
   scoped.tasks.notes.insert(scoped.tasks.notes.end(), doubts.begin(), doubts.end());
@@ -158,7 +149,7 @@ Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   check_options(options, source, scoped.tasks, micro_batches);
   check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
   source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
-  return {std::move(source), std::move(scoped), micro_batches, with.profile};
+  return {std::move(source), std::move(scoped), micro_batches};
 }
 
 std::vector<std::string> gradients_of(const CompileOptions& options) {
@@ -182,7 +173,7 @@ Plan outline(const Prepared& prepared, const Scoped& scoped, const std::vector<D
   plan.lr_schedule = source.training.lr_schedule;
   plan.precision = source.training.precision;
   plan.options = options;
-  plan.memory_price = memory_price, plan.profile = prepared.profile;
+  plan.memory_price = memory_price, plan.profile = options.profile;
   if (!options.stages.rooms.empty() || !options.stages.begins.empty()) plan.stage_begins = scoped.tasks.stage_begins;
   plan.micro_batches = batch_of(source) > 1 ? prepared.micro_batches : 1;
   return plan;

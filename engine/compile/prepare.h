@@ -10,7 +10,8 @@
 
 namespace whale {
 
-// The scopes as written, and with the stages that a pipeline was cut into.
+// The scopes as written, and with the stages that a pipeline was cut into. Stages are cut by the profile's rate of
+// memory for time; every pass behind that trades by what the model makes memory worth.
 struct Scoped {
   Graph graph;
   TaskGraphs tasks;
@@ -26,7 +27,6 @@ struct Prepared {
   Graph source;
   Scoped scoped;
   int64_t micro_batches;
-  Profile profile;  // the options', where memory is worth as much as this model makes it
 };
 // kQuick: for comparisons, of a graph that is known to hold (check_graph).
 enum class Care : uint8_t { kChecked, kQuick };

@@ -10,8 +10,8 @@
 #include "compile/automatic.h"
 #include "compile/checks.h"
 #include "compile/estimate.h"
-#include "compile/rooms.h"
 #include "compile/remedy_changes.h"
+#include "compile/rooms.h"
 #include "compile/savings.h"
 #include "grad/passes.h"
 

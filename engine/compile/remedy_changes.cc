@@ -1,9 +1,9 @@
 #include "compile/remedy_changes.h"
 
 #include <algorithm>
-#include <set>
 #include <cctype>
 #include <limits>
+#include <set>
 
 #include "compile/checks.h"
 #include "compile/savings.h"

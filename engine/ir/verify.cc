@@ -6,10 +6,10 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "schedule/schedule.h"
 #include "ir/graph.h"
 #include "ir/learning_rate.h"
 #include "ir/number_range.h"
+#include "schedule/schedule.h"
 
 namespace whale {
 namespace {

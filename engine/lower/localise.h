@@ -1,9 +1,9 @@
 // The local form of tensors and ops on one device: its intervals, dimensions, attributes that repeat dimensions, boxes.
 #pragma once
 
-#include "shard/sub_axes.h"
 #include "plan/part.h"
 #include "plan/plan.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 

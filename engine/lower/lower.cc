@@ -6,14 +6,14 @@
 
 #include "base/error.h"
 #include "base/watch.h"
-#include "rewrite/copies.h"
-#include "rewrite/order.h"
 #include "lower/chunk_products.h"
 #include "lower/program.h"
 #include "lower/program_pattern.h"
 #include "lower/storage.h"
 #include "plan/limits.h"
 #include "plan/row_waits.h"
+#include "rewrite/copies.h"
+#include "rewrite/order.h"
 #include "schedule/verify.h"
 #include "task/unlike.h"
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "shard/sharded_graph.h"
 #include "plan/plan.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 

@@ -4,10 +4,10 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "rewrite/copies.h"
-#include "rewrite/offload.h"
 #include "plan/groups.h"
 #include "plan/lives.h"
+#include "rewrite/copies.h"
+#include "rewrite/offload.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
 

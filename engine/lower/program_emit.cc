@@ -1,9 +1,9 @@
 // Ops as instructions: kernels, collectives, copies, messages, and what stands for parts that have nothing.
 #include <algorithm>
 
-#include "rewrite/order.h"
 #include "lower/program.h"
 #include "ops/nothing.h"
+#include "rewrite/order.h"
 
 namespace whale {
 namespace {

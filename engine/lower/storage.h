@@ -1,8 +1,8 @@
 // Which buffers share storage, what waits for what, and where everything lies.
 #pragma once
 
-#include "plan/memory.h"
 #include "lower/program.h"
+#include "plan/memory.h"
 
 namespace whale {
 

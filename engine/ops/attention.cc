@@ -308,6 +308,7 @@ const OpDef op_def_attention = {
     .unpack = unpack_attention,
     .unpacked_factor = "tq",
     .placed_dims = placed_dims_attention,
+    .score_products = 2,
 };
 const OpDef op_def_attention_grad = {
     .name = "attention_grad",
@@ -328,6 +329,7 @@ const OpDef op_def_attention_grad = {
     .cost = cost_attention_grad,
     .flags = kRandom | kOffsetAware | kInternal,
     .placed_dims = placed_dims_attention,
+    .score_products = 4,
 };
 const OpDef op_def_attention_merge = {
     .name = "attention_merge",

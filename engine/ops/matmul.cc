@@ -237,7 +237,7 @@ const OpDef op_def_matmul = {
     .factors = factors_matmul,
     .cost = cost_matmul,
     .aliases = {},
-    .flags = kComputeLow | kProduct,
+    .flags = kComputeLow | kProduct | kMatrices,
     .decompose = decompose_matmul,
 };
 
@@ -256,7 +256,7 @@ const OpDef op_def_matmul_weight_grad = {
     .factors = factors_weight_grad,
     .cost = cost_weight_grad,
     .aliases = {},
-    .flags = kInternal,
+    .flags = kInternal | kMatrices,
     .decompose = decompose_weight_grad,
 };
 

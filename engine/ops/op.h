@@ -197,6 +197,7 @@ enum OpFlag : uint32_t {
   kProduct = 1 << 17,         // of matrices: a, b, optional bias of the last dimension; then the attribute `activation`
   kPreparesUpdate = 1 << 18,  // of a gradient: along replicas it is cut as that parameter's state
   kKeepsZero = 1 << 19,       // zeros give zeros: those of operand 0, or of all where there are any number
+  kMatrices = 1 << 20,        // operands 0 and 1 and result 0 are the matrices of a product: m k, k n, m n, each once
 };
 
 // Output `output` may be written over input `input`. `must`: in place always (update ops).
@@ -243,6 +244,9 @@ struct OpDef {
   double (*of_numbers)(double a, double b) = nullptr;
   // What a kProduct calls it as its `activation`, when it does the same as this op behind it.
   const char* as_activation = nullptr;
+  // Attention: how many products for each head have the scores, [queries, keys], as operand or result, and the value
+  // [samples, queries, heads, features] that says of how many heads: a gradient's first operand, or the first result.
+  int score_products = 0;
   // Its operand is of the whole batch; what to do about that where only micro-batches are there, {}: their number.
   const char* micro_batch_advice = nullptr;
 };

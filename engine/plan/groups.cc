@@ -1,7 +1,6 @@
 #include "plan/groups.h"
 
 #include <algorithm>
-#include <map>
 
 namespace whale {
 
@@ -9,16 +8,9 @@ std::vector<Group> groups_of(const std::vector<Mesh>& meshes) {
   std::vector<Group> groups;
   for (size_t a = 0; a < meshes[0].axes.size(); ++a) {
     Group group{.axis = meshes[0].axes[a].name, .parts = {}};
-    for (const Mesh& mesh : meshes) {
-      std::map<Ints, std::vector<int32_t>> parts;
-      for (size_t k = 0; k < mesh.devices.size(); ++k) {
-        Ints at = mesh.coordinates(static_cast<int64_t>(k));
-        at[a] = 0;
-        if (mesh.devices[k] >= 0) parts[at].push_back(mesh.devices[k]);
-      }
+    for (const Mesh& mesh : meshes)
       if (mesh.axes[a].size > 1)
-        for (auto& [at, devices] : parts) group.parts.push_back(std::move(devices));
-    }
+        for (std::vector<int32_t>& line : lines_along(mesh, a)) group.parts.push_back(std::move(line));
     groups.push_back(std::move(group));
   }
   return groups;

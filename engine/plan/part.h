@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "ir/sharding.h"
 #include "cluster/shares.h"
+#include "ir/sharding.h"
 #include "plan/plan.h"
 
 namespace whale {

@@ -18,8 +18,8 @@
 #include "cluster/mesh.h"
 #include "cost/cost.h"
 #include "ir/graph.h"
-#include "ir/sharding.h"
 #include "ir/plan_options.h"
+#include "ir/sharding.h"
 #include "ops/op.h"
 #include "plan/queues.h"
 

@@ -1,7 +1,7 @@
 // Checks a Plan against what plan.h promises, without trusting how it was made: here references, sizes and waits;
 // memory and communication in files of their own.
-#include "base/watch.h"
 #include "plan/verify.h"
+#include "base/watch.h"
 
 #include <algorithm>
 #include <cmath>

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "prove/join.h"
-#include "prove/tree.h"
 #include "prove/reference.h"
+#include "prove/tree.h"
 
 namespace whale::proof {
 

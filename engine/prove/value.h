@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ir/dtype.h"
 #include "base/format.h"
+#include "ir/dtype.h"
 #include "prove/region.h"
 #include "prove/terms.h"
 

@@ -5,8 +5,8 @@
 #include "base/format.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "shard/sharded_graph.h"
 #include "plan/figures.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 namespace {

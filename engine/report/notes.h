@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "task/task_graph.h"
 #include "plan/plan.h"
+#include "task/task_graph.h"
 
 namespace whale {
 

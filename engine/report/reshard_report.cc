@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "plan/figures.h"
 #include "lower/localise.h"
+#include "plan/figures.h"
 
 namespace whale {
 namespace {

@@ -1,8 +1,8 @@
 // Reshards as a table for people and as JSON.
 #include "base/format.h"
 #include "base/json.h"
-#include "report/reshard_report.h"
 #include "plan/figures.h"
+#include "report/reshard_report.h"
 
 namespace whale {
 namespace {

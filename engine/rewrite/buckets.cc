@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/error.h"
-#include "shard/sub_axes.h"
 #include "rewrite/copies.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "shard/sharded_graph.h"
 #include "schedule/schedule.h"
+#include "shard/sharded_graph.h"
 
 namespace whale {
 

@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "base/error.h"
+#include "cluster/shares.h"
 #include "grad/rewrite.h"
 #include "shard/samples_of_copies.h"
-#include "cluster/shares.h"
 #include "task/unlike.h"
 
 namespace whale {

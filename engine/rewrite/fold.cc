@@ -6,8 +6,8 @@
 
 #include "grad/rewrite.h"
 #include "ops/op.h"
-#include "task/factor_names.h"
 #include "rewrite/rewrite.h"
+#include "task/factor_names.h"
 
 namespace whale {
 namespace {

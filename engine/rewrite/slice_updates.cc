@@ -6,10 +6,10 @@
 #include "base/error.h"
 #include "cost/overlap.h"
 #include "ops/cost.h"
-#include "shard/reshards.h"
-#include "shard/sub_axes.h"
 #include "rewrite/order.h"
 #include "rewrite/rewrite.h"
+#include "shard/reshards.h"
+#include "shard/sub_axes.h"
 
 namespace whale {
 namespace {

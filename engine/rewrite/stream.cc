@@ -5,14 +5,14 @@
 #include <optional>
 
 #include "base/error.h"
+#include "cluster/shares.h"
 #include "cost/cost.h"
+#include "ops/cost.h"
+#include "rewrite/order.h"
+#include "rewrite/rewrite.h"
 #include "shard/reshards.h"
 #include "shard/sub_axes.h"
 #include "task/factor_names.h"
-#include "rewrite/order.h"
-#include "rewrite/rewrite.h"
-#include "cluster/shares.h"
-#include "ops/cost.h"
 
 namespace whale {
 namespace {

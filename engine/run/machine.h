@@ -14,11 +14,11 @@
 
 #include "comm/transport.h"
 #include "data/host_tensor.h"
+#include "data/variable_part.h"
 #include "device/device.h"
 #include "plan/plan.h"
 #include "run/sharing.h"
 #include "run/team.h"
-#include "data/variable_part.h"
 #include "world/world.h"
 
 namespace whale {

@@ -3,8 +3,8 @@
 
 #include <array>
 #include <chrono>
-#include <ctime>
 #include <cstdint>
+#include <ctime>
 #include <string>
 #include <vector>
 

@@ -10,12 +10,12 @@
 #include <string>
 #include <tuple>
 
+#include "cluster/shares.h"
 #include "cost/measured_layers.h"
 #include "ops/op.h"
 #include "plan/figures.h"
 #include "search/balance.h"
 #include "shard/sub_axes.h"
-#include "cluster/shares.h"
 
 namespace whale {
 namespace {

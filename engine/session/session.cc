@@ -1,5 +1,6 @@
 #include "session/session.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -7,7 +8,6 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <unistd.h>
 #include <utility>
 
 #include "base/error.h"
@@ -21,11 +21,11 @@
 #include "cluster/host_memory.h"
 #include "compile/checks.h"
 #include "compile/compile.h"
+#include "data/variable_part.h"
 #include "ir/learning_rate.h"
 #include "run/executor.h"
 #include "run/flight_record.h"
 #include "run/report.h"
-#include "data/variable_part.h"
 #include "run/whole_read.h"
 #include "session/cores.h"
 #include "session/initialize.h"

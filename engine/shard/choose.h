@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "task/axes.h"
 #include "shard/sub_axes.h"
+#include "task/axes.h"
 
 namespace whale {
 

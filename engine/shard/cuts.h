@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "task/axes.h"
 #include "shard/sub_axes.h"
+#include "task/axes.h"
 
 namespace whale {
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ir/sharding.h"
 #include "ir/number_range.h"
+#include "ir/sharding.h"
 #include "ops/op.h"
 #include "task/axes.h"
 

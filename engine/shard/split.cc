@@ -23,7 +23,6 @@ struct Code {
   bool whole = false;    // beside the parts: it was gathered before
   bool charged = false;  // the sum of its partial gradients is paid for
   bool open = false;     // a parameter that nobody has used: its storage sharding is still free
-  friend bool operator==(const Code&, const Code&) = default;
 };
 
 struct State {
@@ -135,6 +134,7 @@ class Chooser {
     last_.assign(g_.tensors.size(), 0);
     is_variable_.assign(g_.tensors.size(), 0);
     per_sample_.assign(g_.tensors.size(), 0);
+    for (const Tensor& t : g_.tensors) bytes_.push_back(static_cast<double>(element_count(t.dims) * size_of(t.dtype)));
     for (const Variable& v : g_.variables) is_variable_[static_cast<size_t>(v.tensor)] = 1;
     for (const TensorId id : g_.inputs) per_sample_[static_cast<size_t>(id)] = g_.tensor(id).batch_dim >= 0;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
@@ -162,8 +162,7 @@ class Chooser {
 
   // Seconds to move what a device would get of the tensor, `share` of its bytes.
   double seconds(TensorId id, const Op& op, double share) const {
-    const Tensor& t = g_.tensor(id);
-    double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype)) * share;
+    double bytes = bytes_[static_cast<size_t>(id)] * share;
     if (per_sample_[static_cast<size_t>(id)]) {
       const TaskGraph& task = p_.tasks.task(op);
       for (size_t a = 0; a < task.roles.size(); ++a)
@@ -211,8 +210,7 @@ class Chooser {
         code.placement = Placement::kShard, code.sub_axis = want;
         return 0;
       }
-      const Tensor& t = g_.tensor(id);
-      const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+      const double bytes = bytes_[static_cast<size_t>(id)];
       const double update = p_.trains ? pass_seconds(cost_.update_passes * bytes * part, cost_.device) : 0;
       const double held = cost_.held_seconds((p_.trains ? cost_.held_copies : 1) * bytes * part);
       return update + held + added(bytes * part) + (cut && p_.trains ? seconds(id, op, share({.sum = true})) : 0);
@@ -241,8 +239,7 @@ class Chooser {
       code.whole = true;
       cost += passes * seconds(id, op, part);
       if (p_.micro_batches > 1 && !per_sample_[static_cast<size_t>(id)]) {  // over all of them
-        const Tensor& t = g_.tensor(id);
-        const double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+        const double bytes = bytes_[static_cast<size_t>(id)];
         cost += cost_.held_seconds((p_.trains ? cost_.gathered_copies : 1) * bytes * part) + added(bytes * part);
       }
       return cost;  // the adjoint of the gather sums the gradients
@@ -488,6 +485,7 @@ class Chooser {
   const Graph& g_;
   const CostModel& cost_;
   std::vector<size_t> last_;
+  std::vector<double> bytes_;  // of each tensor, whole
   std::vector<char> is_variable_, per_sample_;
   std::unordered_map<TensorId, Code> storage_shardings_;  // of variables that are fixed already and cut
   std::vector<std::vector<SubAxis>> sub_axes_;

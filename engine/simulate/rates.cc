@@ -20,38 +20,8 @@ PlanRates::PlanRates(const CostModel& cost, const Plan& plan, const Entry& entry
     host_.push_back(cost.host_of(d));
   }
   for (const Group& group : plan.groups)
-    groups_.push_back(uniform_ ? std::vector<LinkRates>(group.parts.size(), cost.link) : rates_of_parts(group));
-}
-
-std::vector<LinkRates> PlanRates::rates_of_parts(const Group& group) const {
-  const auto node_of = [&](int32_t d) { return plan_.devices[static_cast<size_t>(d)].node; };
-  const auto zone_of = [&](int32_t d) { return plan_.devices[static_cast<size_t>(d)].zone; };
-  // Parts that leave a node, or a zone, by its number.
-  const auto leaving = [&](const auto& place_of) {
-    std::map<int, int64_t> out;
-    for (const auto& part : group.parts) {
-      std::set<int> places;
-      for (const int32_t d : part) places.insert(place_of(d));
-      if (places.size() > 1)
-        for (const int place : places) ++out[place];
-    }
-    return out;
-  };
-  std::map<int, int64_t> through = leaving(node_of), through_zone = leaving(zone_of);
-  std::vector<LinkRates> out;
-  for (const auto& part : group.parts) {
-    LinkRates slowest = cost_.link;
-    for (size_t k = 0; k < part.size() && part.size() > 1; ++k) {
-      const int32_t a = part[k], b = part[(k + 1) % part.size()];
-      const int64_t sharing = std::max(through[node_of(a)], through[node_of(b)]);
-      const int64_t of_zone = std::max(through_zone[zone_of(a)], through_zone[zone_of(b)]);
-      const LinkRates here =
-          cost_.between(plan_.devices[static_cast<size_t>(a)], plan_.devices[static_cast<size_t>(b)], sharing, of_zone);
-      slowest = k == 0 ? here : slower(slowest, here);
-    }
-    out.push_back(slowest);
-  }
-  return out;
+    groups_.push_back(uniform_ ? std::vector<LinkRates>(group.parts.size(), cost.link)
+                               : links_of_parts(group.parts, plan.devices, cost));
 }
 
 LinkRates PlanRates::group(int32_t group, int32_t device) const {

@@ -32,7 +32,6 @@ class PlanRates {
   static const T& of(const std::vector<T>& list, int32_t index) {
     return list[static_cast<size_t>(index)];
   }
-  std::vector<LinkRates> rates_of_parts(const Group& group) const;
   std::map<int32_t, LinkRates> rates_of_link(const Link& link) const;
 
   const CostModel cost_;

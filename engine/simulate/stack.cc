@@ -115,12 +115,13 @@ class Worker {
   }
 
   void of_kernel(const Instruction& i, int32_t device, StackWork& w) const {
-    static const OpCode attention = code_of("attention"), attention_grad = code_of("attention_grad");
-    static const OpCode product = code_of("matmul"), weight_grad = code_of("matmul_weight_grad");
     const OpCode op = i.kernel()->op;
-    if (op == attention) return of_attention(buffer(device, i.out[0]), 2, kScorePasses, w);
-    if (op == attention_grad) return of_attention(buffer(device, i.in[0]), 4, kScorePassesBack, w);
-    if (op != product && op != weight_grad) {
+    if (const int products = def(op).score_products; products > 0) {
+      const bool back = def(op).gradient == nullptr;
+      const Buffer& result = buffer(device, back ? i.in[0] : i.out[0]);
+      return of_attention(result, products, back ? kScorePassesBack : kScorePasses, w);
+    }
+    if (!has_flag(op, kMatrices)) {
       w.bytes = i.bytes;
       return;
     }

@@ -4,10 +4,10 @@
 #include <map>
 
 #include "base/error.h"
-#include "task/axis_links.h"
 #include "base/text.h"
-#include "schedule/schedule.h"
 #include "cluster/shares.h"
+#include "schedule/schedule.h"
+#include "task/axis_links.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 #include "task/unlike.h"
@@ -180,15 +180,6 @@ TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices
   out.strategy = strategy_text(std::move(leaves.list), pipeline.has_value());
   share_micro_batches(axes, exact, out, deal ? [&] { deal(graph, devices, out); } : std::function<void()>());
   return out;
-}
-
-bool are_cut_alike(const Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
-                   const CostModel& cost, bool exact, const StageLimits& limits, const TaskGraphs& formed) {
-  const std::string_view text = strategy.empty() ? std::string_view(graph.default_strategy) : strategy;
-  if (!limits.rooms.empty() || find_unlike(graph, text)) return false;
-  const TaskLeaves leaves = find_leaves(graph, text, std::ssize(devices));
-  const std::optional<TaskPipeline> pipeline = find_pipeline(graph, leaves, std::ssize(devices));
-  return !pipeline || find_stages(graph, leaves, *pipeline, devices, cost, exact, limits).begins == formed.stage_begins;
 }
 
 }  // namespace whale

@@ -92,9 +92,4 @@ using DealShares = std::function<void(const Graph& graph, const std::vector<Devi
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
                             const CostModel& cost, bool exact, const DealShares& deal = {},
                             const StageLimits& limits = {});
-// Whether by another cost model the pipeline's stages begin where they do: then `formed` is as it would be, of like
-// devices. False where it is not known.
-bool are_cut_alike(const Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,
-                   const CostModel& cost, bool exact, const StageLimits& limits, const TaskGraphs& formed);
-
 }  // namespace whale

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "base/error.h"
-#include "task/axis_links.h"
 #include "base/text.h"
 #include "cluster/shares.h"
+#include "task/axis_links.h"
 #include "task/strategy.h"
 #include "task/task_parts.h"
 

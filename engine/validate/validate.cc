@@ -6,8 +6,8 @@
 #include "validate/amp.h"
 #include "validate/csv.h"
 #include "validate/gpu_forms.h"
-#include "validate/planners.h"
 #include "validate/megatron.h"
+#include "validate/planners.h"
 #include "validate/sailor.h"
 
 namespace whale {

@@ -11,6 +11,8 @@
 // when a rate is below what is promised: 99 % of all that is to be noticed and of all that runs and counts, and 90 % of
 // each kind of which two or more went unnoticed. What is missed, and what the plan verifier was to refuse, is kept in
 // the folder: N.whale and N.plan.
+#include <fmt/format.h>
+#include <sys/wait.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -18,11 +20,9 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fmt/format.h>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sys/wait.h>
 #include <thread>
 
 #include "base/error.h"

@@ -1,10 +1,10 @@
 #include "process.h"
 
-#include <csignal>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <csignal>
 
 #include "base/error.h"
 

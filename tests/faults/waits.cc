@@ -7,11 +7,11 @@
 // --first: number of the first plan; --most: waits of a plan that are tried; --only: those that are shown with that
 // text. Ends with 1 when less than --least of the needed ones are seen: which of two queues is ahead is chance, and 20
 // seeds leave some unseen.
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fmt/format.h>
 #include <functional>
 
 #include "base/error.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
-#include "cluster/device_kinds.h"
 #include "cluster/cluster_file.h"
+#include "cluster/device_kinds.h"
 #include "cluster/devices.h"
 #include "compile/automatic.h"
 #include "compile/device_sets.h"

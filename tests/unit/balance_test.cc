@@ -12,9 +12,9 @@
 #include <random>
 #include <set>
 
+#include "cluster/shares.h"
 #include "property.h"
 #include "search/whale_balance.h"
-#include "cluster/shares.h"
 #include "unit/caught.h"
 
 using namespace whale;

@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
-#include <vector>
 #include <sys/resource.h>
+#include <vector>
 
 #include <atomic>
 #include <chrono>
@@ -9,8 +9,8 @@
 #include <numeric>
 #include <thread>
 
-#include "comm/counter.h"
 #include "base/error.h"
+#include "comm/counter.h"
 #include "comm/transport.h"
 #include "device/ref/ref.h"
 #include "plan/part.h"

@@ -8,10 +8,10 @@
 
 #include "base/error.h"
 #include "device/ref/ref.h"
+#include "hand_plan.h"
 #include "run/executor.h"
 #include "session/initialize.h"
 #include "session/session.h"
-#include "hand_plan.h"
 
 namespace whale {
 namespace {

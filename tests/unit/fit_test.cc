@@ -6,8 +6,8 @@
 
 #include "caught.h"
 #include "own_programs.h"
-#include "report/fit.h"
 #include "plan/communication.h"
+#include "report/fit.h"
 #include "trained.h"
 
 namespace whale {

@@ -1,7 +1,7 @@
 // What a search finds where prices count, beside all sets of a small cluster's devices under all that is written for
 // them here, each planned and walked by the simulator.
-#include <algorithm>
 #include <doctest/doctest.h>
+#include <algorithm>
 
 #include "cluster/devices.h"
 #include "compile/automatic.h"

@@ -2,8 +2,8 @@
 // over any devices and micro-batches.
 #pragma once
 
-#include "hand_builder.h"
 #include "cluster/shares.h"
+#include "hand_builder.h"
 #include "plan/groups.h"
 
 namespace whale::test {

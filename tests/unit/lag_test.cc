@@ -2,8 +2,8 @@
 // time, and whoever reaches around the queues is caught.
 #include <doctest/doctest.h>
 
-#include <cerrno>
 #include <unistd.h>
+#include <cerrno>
 
 #include "trained.h"
 

@@ -1,8 +1,8 @@
 // What waits in the host's memory leaves the device's, and changes no bit.
 #include <doctest/doctest.h>
 
-#include "rewrite/offload.h"
 #include "plan/figures.h"
+#include "rewrite/offload.h"
 #include "trained.h"
 
 namespace whale {

@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "grad/passes.h"
-#include "ops/fused.h"
 #include "op_graph.h"
+#include "ops/fused.h"
 #include "property_graph.h"
 
 namespace whale::test {

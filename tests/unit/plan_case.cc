@@ -5,9 +5,9 @@
 #include <functional>
 
 #include "base/error.h"
-#include "task/strategy.h"
 #include "plan_blocks.h"
 #include "property_graph.h"
+#include "task/strategy.h"
 
 namespace whale::test {
 namespace {

@@ -5,12 +5,12 @@
 #include <numeric>
 #include <span>
 
-#include "rewrite/offload.h"
-#include "schedule/schedule.h"
-#include "task/strategy.h"
 #include "plan_blocks.h"
 #include "plan_case.h"
 #include "property_graph.h"
+#include "rewrite/offload.h"
+#include "schedule/schedule.h"
+#include "task/strategy.h"
 
 namespace whale::test {
 namespace {

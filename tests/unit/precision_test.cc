@@ -1,13 +1,13 @@
 // float16 with loss scaling, sums of gradients in narrow types, and Adasum, through whole sessions.
 #include <doctest/doctest.h>
 
+#include <unistd.h>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <unistd.h>
 #include <utility>
 
 #include "base/bf16.h"

@@ -1,10 +1,10 @@
 // Random programs: how properties are checked, and a session that is fed and read in doubles.
 #pragma once
 
+#include <rapidcheck.h>
 #include <cmath>
 #include <map>
 #include <memory>
-#include <rapidcheck.h>
 #include <string>
 #include <vector>
 

@@ -1,8 +1,8 @@
 #include "task/refine_cuts.h"
 
+#include <doctest/doctest.h>
 #include <algorithm>
 #include <cmath>
-#include <doctest/doctest.h>
 #include <limits>
 #include <random>
 

@@ -6,12 +6,12 @@
 #include <functional>
 #include <numeric>
 
-#include "property.h"
 #include "caught.h"
 #include "cluster/devices.h"
-#include "compile/source_check.h"
 #include "compile/compile.h"
+#include "compile/source_check.h"
 #include "plan/figures.h"
+#include "property.h"
 #include "report/fit.h"
 #include "task/stages.h"
 #include "trained.h"

@@ -15,10 +15,10 @@
 #include "base/error.h"
 #include "device/null/null.h"
 #include "device/ref/ref.h"
-#include "run/executor.h"
-#include "run/report.h"
 #include "hand_pipeline.h"
 #include "hand_plan.h"
+#include "run/executor.h"
+#include "run/report.h"
 
 // Counts every allocation of the process while it is told to.
 namespace {

@@ -6,14 +6,14 @@
 #include <map>
 
 #include "base/error.h"
-#include "device/ref/ref.h"
-#include "rewrite/order.h"
-#include "shard/insert.h"
 #include "cluster/shares.h"
-#include "plan/groups.h"
+#include "device/ref/ref.h"
 #include "lower/lower.h"
+#include "plan/groups.h"
 #include "property.h"
+#include "rewrite/order.h"
 #include "run/executor.h"
+#include "shard/insert.h"
 #include "unit/tasks.h"
 
 using namespace whale;

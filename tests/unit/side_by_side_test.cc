@@ -2,8 +2,8 @@
 
 #include <sched.h>
 
-#include <atomic>
 #include <doctest/doctest.h>
+#include <atomic>
 #include <mutex>
 #include <set>
 #include <string>

@@ -9,8 +9,8 @@
 
 #include "base/file.h"
 #include "cluster/cores.h"
-#include "cluster/host_memory.h"
 #include "cluster/devices.h"
+#include "cluster/host_memory.h"
 #include "cluster/shares.h"
 #include "task/stages.h"
 #include "task/strategy.h"

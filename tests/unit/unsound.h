@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "plan/row_waits.h"
 #include "own_programs.h"
+#include "plan/row_waits.h"
 #include "plan_damage.h"
 #include "proof_case.h"
 #include "unit/caught.h"

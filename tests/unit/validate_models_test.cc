@@ -1,8 +1,8 @@
 // Steps of whole models from their ops: against measured steps, and what must hold.
-#include "unit/caught.h"
 #include "cost/curve.h"
-#include "validate/validate.h"
+#include "unit/caught.h"
 #include "unit/validate_kit.h"
+#include "validate/validate.h"
 
 using namespace whale;
 

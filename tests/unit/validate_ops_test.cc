@@ -1,12 +1,12 @@
 // Op times by data sheets and five constants: against a few measured rows, closed forms, and what must hold of any.
-#include <cmath>
 #include <rapidcheck.h>
+#include <cmath>
 
-#include "unit/caught.h"
 #include "cluster/device_types.h"
 #include "cost/curve.h"
-#include "validate/validate.h"
+#include "unit/caught.h"
 #include "unit/validate_kit.h"
+#include "validate/validate.h"
 
 using namespace whale;
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "unit/caught.h"
 #include "cost/interference.h"
-#include "validate/validate.h"
+#include "unit/caught.h"
 #include "unit/validate_kit.h"
+#include "validate/validate.h"
 
 using namespace whale;
 

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "device/pad_to_batch.h"
 #include "device/cpu/operands.h"
 #include "device/cpu/parallel.h"
 #include "device/cpu/tile.h"
 #include "device/cpu/update_rule.h"
+#include "device/pad_to_batch.h"
 
 namespace whale::cpu {
 namespace {
