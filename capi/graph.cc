@@ -70,8 +70,8 @@ ScopeId checked_scope(const whale_graph& g, whale_scope scope, const char* what)
 // "block.3." inside name scopes "block" and "3".
 std::string prefix(const whale_graph& g, ScopeId scope) {
   std::string out;
-  for (ScopeId id = scope; id > 0; id = g.graph->scopes[static_cast<size_t>(id)].parent) {
-    const Scope& s = g.graph->scopes[static_cast<size_t>(id)];
+  for (ScopeId id = scope; id > 0; id = g.graph->scopes[id].parent) {
+    const Scope& s = g.graph->scopes[id];
     if (s.kind == ScopeKind::kName) out.insert(0, s.name + ".");
   }
   return out;
@@ -458,7 +458,7 @@ ScopeId add_scope(whale_graph& g, ScopeId parent, const whale_scope_options* opt
   need(options, "options");
   const whale_scope_options o = capi::options(options, whale_scope_options WHALE_SCOPE_OPTIONS_INIT, "options");
   int depth = 0;
-  for (ScopeId id = parent; id > 0; id = g.graph->scopes[static_cast<size_t>(id)].parent) ++depth;
+  for (ScopeId id = parent; id > 0; id = g.graph->scopes[id].parent) ++depth;
   if (depth >= 200) throw invalid("scopes nest deeper than 200");
   Scope scope = read_scope(o, parent);
   Graph alone;

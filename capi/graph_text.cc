@@ -129,8 +129,8 @@ struct Row {
 void path_of(const Graph& g, ScopeId id, std::vector<std::string>& names, std::string& placement) {
   names.clear();
   placement.clear();
-  for (; id > 0; id = g.scopes[static_cast<size_t>(id)].parent) {
-    const Scope& s = g.scopes[static_cast<size_t>(id)];
+  for (; id > 0; id = g.scopes[id].parent) {
+    const Scope& s = g.scopes[id];
     if (s.kind == ScopeKind::kName) {
       names.insert(names.begin(), s.name);
     } else {
@@ -155,8 +155,8 @@ std::vector<Row> layers(const Graph& g, size_t depth) {
     if (fresh) rows.push_back({layer, placement, {}, 0, 0});
     Row& row = rows[at->second];
     for (const TensorId id : op.inputs) {
-      if (id == kNone || counted[static_cast<size_t>(id)] || g.tensor(id).kind != TensorKind::kVariable) continue;
-      counted[static_cast<size_t>(id)] = true;
+      if (id == kNone || counted[id] || g.tensor(id).kind != TensorKind::kVariable) continue;
+      counted[id] = true;
       row.parameters += element_count(g.tensor(id).dims);
     }
     if (!op.outputs.empty()) {

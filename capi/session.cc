@@ -154,7 +154,7 @@ int32_t number_of(const std::vector<whale_session_port>& ports, const std::strin
 const whale_session_port& port_of(const std::vector<whale_session_port>& ports, int32_t number, const char* what) {
   if (number < 0 || static_cast<size_t>(number) >= ports.size())
     throw invalid("there is no {} {}; the plan has {}, numbered from 0", what, number, ports.size());
-  return ports[static_cast<size_t>(number)];
+  return ports[number];
 }
 
 whale_port described(const whale_session_port& port) {
@@ -520,7 +520,7 @@ whale_status* whale_session_variable_devices(whale_session* session, size_t inde
     if (copy < 0 || copy >= copies)
       throw invalid("argument `copy` is {}; variable '{}' has {}, numbered from 0", copy, v.name, copies);
     need(devices, "devices"), need(count, "count");
-    const std::vector<int32_t>& from = v.copies[static_cast<size_t>(copy)];
+    const std::vector<int32_t>& from = v.copies[copy];
     *devices = from.data(), *count = from.size();
   });
 }

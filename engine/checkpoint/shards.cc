@@ -82,8 +82,8 @@ bool overlap(const Part& a, const Part& b) {
 std::vector<std::vector<Part>> Shards::next(const Dims& dims, int64_t element_bytes, const std::vector<HeldBy>& held) {
   std::vector<std::vector<Part>> out(written_.size());
   const auto give = [&](int32_t rank, Part part) {
-    written_[static_cast<size_t>(rank)] += static_cast<uint64_t>(element_count(part.extents()) * element_bytes);
-    out[static_cast<size_t>(rank)].push_back(std::move(part));
+    written_[rank] += static_cast<uint64_t>(element_count(part.extents()) * element_bytes);
+    out[rank].push_back(std::move(part));
   };
   if (element_count(dims) == 0) {
     give(0, part_of(dims, std::vector<SubAxisCut>{}));
@@ -98,14 +98,13 @@ std::vector<std::vector<Part>> Shards::next(const Dims& dims, int64_t element_by
       const bool cut = ranks > 1 && !extents.empty() && extents[0] >= ranks &&
                        static_cast<uint64_t>(element_count(extents) * element_bytes) >= cut_from_;
       if (!cut) {
-        give(*std::ranges::min_element(h.ranks, {}, [&](int32_t rank) { return written_[static_cast<size_t>(rank)]; }),
-             part);
+        give(*std::ranges::min_element(h.ranks, {}, [&](int32_t rank) { return written_[rank]; }), part);
         continue;
       }
       for (int64_t k = 0; k < ranks; ++k) {
         Part mine = part;
         mine.dims[0] = slice(part.dims[0], extents[0] * k / ranks, extents[0] * (k + 1) / ranks);
-        give(h.ranks[static_cast<size_t>(k)], std::move(mine));
+        give(h.ranks[k], std::move(mine));
       }
     }
     done.push_back(h.part);

@@ -60,7 +60,7 @@ std::vector<DeviceSpec> chosen_of(const std::vector<DeviceSpec>& devices, const 
   std::vector<DeviceSpec> out;
   std::map<int, int> nodes;
   for (const int32_t d : chosen) {
-    out.push_back(devices[static_cast<size_t>(d)]);
+    out.push_back(devices[d]);
     out.back().node = nodes.try_emplace(out.back().node, static_cast<int>(nodes.size())).first->second;
   }
   return out;

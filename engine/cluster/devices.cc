@@ -97,7 +97,7 @@ struct Item {
 std::vector<int> share_of(const std::vector<int>& cores, int64_t i, int64_t n) {
   const auto have = static_cast<int64_t>(cores.size());
   if (have == 0) return {};
-  if (n > have) return {cores[static_cast<size_t>(i % have)]};
+  if (n > have) return {cores[i % have]};
   const int64_t size = have / n, more = have % n;
   const int64_t begin = i * size + std::min(i, more), count = size + (i < more ? 1 : 0);
   return {cores.begin() + begin, cores.begin() + begin + count};

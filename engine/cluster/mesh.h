@@ -23,7 +23,7 @@ struct MeshAxis {
   // shares of all; the other parts are in other meshes. -1: any other axis.
   int64_t only = -1;
   bool ragged() const { return only < 0 && static_cast<int64_t>(shares.size()) > size; }
-  bool exists(int64_t at, int64_t row) const { return !ragged() || shares[static_cast<size_t>(row * size + at)] >= 0; }
+  bool exists(int64_t at, int64_t row) const { return !ragged() || shares[row * size + at] >= 0; }
   int64_t members(int64_t row) const {
     int64_t n = size;
     while (n > 1 && !exists(n - 1, row)) --n;

@@ -93,7 +93,7 @@ Interval cut_of(const MeshAxis& axis, bool state, int64_t extent, int64_t at, in
   if (axis.ragged() && (!state || axis.has_gaps())) {
     std::vector<double> weights;
     for (int64_t k = 0; k < axis.size; ++k) {
-      const double share = axis.shares[static_cast<size_t>(row * axis.size + k)];
+      const double share = axis.shares[row * axis.size + k];
       weights.push_back(share < 0 ? 0 : state ? 1 : share);
     }
     return known_cut(extent, weights).at(static_cast<size_t>(at));

@@ -31,7 +31,7 @@ void AllToAllShape::look_around(const Operand& x, const SubAxis& from, int64_t s
     rows_ = from_first_ ? a.rows : b.rows;
     unit_ = from_first_ ? b.unit : a.unit;
     middle_ = first.inner * second.outer;
-    for (int d = first.dim + 1; d < second.dim; ++d) middle_ *= x.dims[static_cast<size_t>(d)];
+    for (int d = first.dim + 1; d < second.dim; ++d) middle_ *= x.dims[d];
     return;
   }
   // Both in one dimension: x has outer * first * middle * second * inner elements there.

@@ -137,7 +137,7 @@ class Chain final : public Member {
 RanksOfGroup::RanksOfGroup(const Seat& seat, int rank) {
   std::vector<int32_t> seen;
   for (size_t m = 0; m < seat.size(); ++m) {
-    const int32_t of = seat.ranks[static_cast<size_t>(seat.devices[m])];
+    const int32_t of = seat.ranks[seat.devices[m]];
     if (seen.empty() || seen.back() != of) {
       if (std::find(seen.begin(), seen.end(), of) != seen.end()) {
         runs.clear();

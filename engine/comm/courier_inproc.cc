@@ -23,18 +23,18 @@ class InprocCourier final : public Courier {
   InprocCourier(std::shared_ptr<Receivers> receivers, int rank, Receiver& receiver)
       : receivers_(std::move(receivers)), rank_(rank), receiver_(receiver) {
     const std::lock_guard lock(receivers_->mutex);
-    receivers_->of[static_cast<size_t>(rank)] = &receiver;
+    receivers_->of[rank] = &receiver;
   }
   ~InprocCourier() override {
     const std::lock_guard lock(receivers_->mutex);
-    receivers_->of[static_cast<size_t>(rank_)] = nullptr;
+    receivers_->of[rank_] = nullptr;
   }
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(receivers_->of.size()); }
   void send(int to, const LetterHead& head, const void* body, size_t bytes, const Ticket& ticket) override {
     {
       const std::shared_lock lock(receivers_->mutex);
-      if (Receiver* receiver = receivers_->of[static_cast<size_t>(to)]) {
+      if (Receiver* receiver = receivers_->of[to]) {
         char* place = nullptr;
         if (const Ticket letter = receiver->accept(head, bytes, place); letter.thing != nullptr) {
           if (bytes > 0) std::memcpy(place, body, bytes);

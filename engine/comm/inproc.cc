@@ -20,7 +20,7 @@ class Inproc final : public Transport {
     const int32_t group = spec.group;
     if (group < 0 || static_cast<size_t>(group) >= groups_.size())
       throw internal("a collective names group {} of {}", group, groups_.size());
-    for (const auto& part : groups_[static_cast<size_t>(group)]) {
+    for (const auto& part : groups_[group]) {
       const auto at = std::find(part->devices.begin(), part->devices.end(), device);
       if (at != part->devices.end()) return bind(*part, static_cast<size_t>(at - part->devices.begin()), spec, memory);
     }

@@ -24,7 +24,7 @@ class BoxRuns {
       if (whole)
         run_ *= box[d].size();
       else if (box[d].size() != 1)
-        loops_[static_cast<size_t>(count_++)] = {box[d].size(), stride};
+        loops_[count_++] = {box[d].size(), stride};
       bytes_ = d + 1 == dims.size() ? element_bytes * box[d].size() : bytes_ * box[d].size();
       whole = whole && box[d].size() == dims[d];
       stride *= dims[d];
@@ -43,10 +43,10 @@ class BoxRuns {
       body(offset, run_);
       int d = 0;
       for (; d < count_; ++d) {
-        const Loop& loop = loops_[static_cast<size_t>(d)];
+        const Loop& loop = loops_[d];
         offset += loop.stride;
-        if (++at[static_cast<size_t>(d)] < loop.extent) break;
-        at[static_cast<size_t>(d)] = 0;
+        if (++at[d] < loop.extent) break;
+        at[d] = 0;
         offset -= loop.extent * loop.stride;
       }
       if (d == count_) return;
@@ -209,10 +209,10 @@ class InprocLinks final : public Links {
                                    Device& memory) override {
     if (number < 0 || static_cast<size_t>(number) >= links_.size())
       throw internal("an instruction names link {} of {}", number, links_.size());
-    const Link& link = links_[static_cast<size_t>(number)];
+    const Link& link = links_[number];
     std::vector<End> ends;
     int64_t covered = 0;
-    for (const auto& channel : channels_[static_cast<size_t>(number)]) {
+    for (const auto& channel : channels_[number]) {
       if ((sending ? channel->from : channel->to) != device) continue;
       End end{channel.get(), {}};
       if (abroad_.crosses(channel->from, channel->to)) {
@@ -250,7 +250,7 @@ class InprocLinks final : public Links {
  private:
   void open(End& end, int link, bool sending, size_t bytes) const {
     const Channel& c = *end.channel;
-    const auto rank = [&](int32_t device) { return (*abroad_.ranks)[static_cast<size_t>(device)]; };
+    const auto rank = [&](int32_t device) { return (*abroad_.ranks)[device]; };
     // 1, 23, 20 and 20 bits; collectives have the tags without the first.
     const uint64_t tag = (uint64_t{1} << 63) | (static_cast<uint64_t>(link) << 40) |
                          (static_cast<uint64_t>(c.from) << 20) | static_cast<uint64_t>(c.to);

@@ -97,7 +97,7 @@ struct Abroad {
   const std::vector<int32_t>* ranks = nullptr;  // of the devices
   bool everything = false;
   bool crosses(int32_t from, int32_t to) const {
-    return wire != nullptr && (everything || (*ranks)[static_cast<size_t>(from)] != (*ranks)[static_cast<size_t>(to)]);
+    return wire != nullptr && (everything || (*ranks)[from] != (*ranks)[to]);
   }
 };
 std::unique_ptr<Links> make_links(const std::vector<Link>& links, const Abroad& abroad = {});

@@ -46,7 +46,7 @@ struct Seat {
   std::unique_ptr<Wire::Receiver> from(size_t member, Lane lane = kFirst) const;
 
  private:
-  int rank_of(size_t member) const { return ranks[static_cast<size_t>(devices[member])]; }
+  int rank_of(size_t member) const { return ranks[devices[member]]; }
   uint64_t tag(size_t from, size_t to, Lane lane) const {  // 1, 1, 22, 20 and 20 bits; the first is that of links
     return (lane << 62) | (static_cast<uint64_t>(group) << 40) | (static_cast<uint64_t>(devices[from]) << 20) |
            static_cast<uint64_t>(devices[to]);

@@ -235,7 +235,7 @@ struct Post::Desk {
 
   Mailbox& mailbox(int from, uint64_t tag) {
     const std::lock_guard lock(channels_mutex);
-    return mailboxes[static_cast<size_t>(from)].by_tag[tag];
+    return mailboxes[from].by_tag[tag];
   }
   // Where a letter belongs; it is looked for once a channel. Null: nowhere.
   Mailbox* mailbox(const LetterHead& head) {
@@ -249,7 +249,7 @@ struct Post::Desk {
   }
   Outgoing& out(int to, uint64_t tag) {
     const std::lock_guard lock(channels_mutex);
-    Channels<Outgoing>& of = outgoing[static_cast<size_t>(to)];
+    Channels<Outgoing>& of = outgoing[to];
     const auto [at, is_new] = of.by_tag.try_emplace(tag);
     Outgoing& out = at->second;
     if (is_new) {
@@ -298,8 +298,8 @@ struct Post::Desk {
   void rank_is_gone(int rank, const std::string& why) {
     {
       const std::lock_guard lock(mutex);
-      if (gone[static_cast<size_t>(rank)]) return;
-      gone[static_cast<size_t>(rank)] = true;
+      if (gone[rank]) return;
+      gone[rank] = true;
     }
     add({.kind = Notice::kGone, .rank = rank, .code = Code::kUnavailable, .message = why});
   }
@@ -586,7 +586,7 @@ class Post::Line final : public Wire {
     post_->courier_->listen();  // theirs are waited for
   }
   bool hear(Notice& notice) override { return desk_->hear(notice); }
-  int64_t answered(int rank) const override { return desk_->answered[static_cast<size_t>(rank)]; }
+  int64_t answered(int rank) const override { return desk_->answered[rank]; }
   size_t held() const override { return desk_->held(); }
   void wait_for_notices() override {
     {

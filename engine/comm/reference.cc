@@ -273,11 +273,11 @@ class Reference final : public Transport {
     if (!all) all = std::make_shared<Gradients>();
     return all;
   }
-  bool is_here(int32_t device) const { return ranks_[static_cast<size_t>(device)] == wire_->rank(); }
+  bool is_here(int32_t device) const { return ranks_[device] == wire_->rank(); }
   const std::vector<int32_t>& part_of(int device, int32_t group) const {
     if (group < 0 || static_cast<size_t>(group) >= groups_.size())
       throw internal("a collective names group {} of {}", group, groups_.size());
-    for (const std::vector<int32_t>& part : groups_[static_cast<size_t>(group)].parts)
+    for (const std::vector<int32_t>& part : groups_[group].parts)
       if (std::find(part.begin(), part.end(), device) != part.end()) return part;
     throw internal("device {} runs a collective of group {}, which it is not in", device, group);
   }

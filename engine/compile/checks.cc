@@ -234,7 +234,7 @@ void check_options(const CompileOptions& options, const Graph& source, const Tas
 
 int64_t batch_of(const Graph& graph) {
   for (const TensorId id : graph.inputs)
-    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) return t.dims[static_cast<size_t>(t.batch_dim)];
+    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) return t.dims[t.batch_dim];
   return 0;
 }
 

@@ -46,8 +46,8 @@ class Stages {
       std::vector<std::pair<int32_t, const DeviceSpec*>> known;  // programs on devices that are alike
       for (const int32_t d : plan_.meshes[s].devices) {
         if (d < 0) continue;
-        const DeviceSpec& device = plan_.devices[static_cast<size_t>(d)];
-        const int32_t program = entry_.rows[static_cast<size_t>(d)].program;
+        const DeviceSpec& device = plan_.devices[d];
+        const int32_t program = entry_.rows[d].program;
         const bool again = std::ranges::any_of(known, [&](const auto& k) {
           return k.first == program && k.second->figures == device.figures && k.second->node == device.node &&
                  k.second->memory_bytes == device.memory_bytes;
@@ -62,17 +62,17 @@ class Stages {
 
  private:
   void add(int32_t d, Stage& stage) const {
-    const int32_t number = entry_.rows[static_cast<size_t>(d)].program;
-    const Program& program = entry_.programs[static_cast<size_t>(number)];
+    const int32_t number = entry_.rows[d].program;
+    const Program& program = entry_.programs[number];
     // While a device sends it computes more slowly, and it sends more slowly while it computes.
     const auto [compute, link, to_device, to_host] =
-        progress_rates({true, true, false, false}, interference_of(plan_.devices[static_cast<size_t>(d)]), true);
+        progress_rates({true, true, false, false}, interference_of(plan_.devices[d]), true);
     const double takes = (1 - compute) / link, longer = 1 / link;
     std::set<int32_t> passes;
     for (const ScheduleRow& row : program.schedule)
       if (!row.whole) passes.insert(row.segment);
     for (const int32_t pass : passes) {
-      const Segment& segment = program.segments[static_cast<size_t>(pass)];
+      const Segment& segment = program.segments[pass];
       const bool forward = segment.name.starts_with("forward");
       double work = 0, sent = 0;
       for (const Instruction& i : segment.instructions)
@@ -82,7 +82,7 @@ class Stages {
       double& message = forward ? stage.sends.forward : stage.sends.backward;
       longest = std::max(longest, work), message = std::max(message, sent);
     }
-    const int64_t has = plan_.devices[static_cast<size_t>(d)].memory_bytes;
+    const int64_t has = plan_.devices[d].memory_bytes;
     if (has == 0) return;
     int64_t each = 0;  // of one micro-batch more
     for (const Buffer& b : program.buffers)

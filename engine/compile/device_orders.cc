@@ -22,7 +22,7 @@ bool leaves_order_open(const Graph& graph, const std::string& strategy) {
 
 std::vector<DeviceOrder> orders_by_memory(const Graph& graph, const CompileOptions& options, const Plan& plan) {
   const std::string& strategy = options.strategy.empty() ? graph.default_strategy : options.strategy;
-  const auto memory_of = [&](int32_t d) { return plan.devices[static_cast<size_t>(d)].memory_bytes; };
+  const auto memory_of = [&](int32_t d) { return plan.devices[d].memory_bytes; };
   std::vector<int32_t> listed(plan.devices.size());
   std::iota(listed.begin(), listed.end(), 0);
   const bool alike = std::ranges::all_of(listed, [&](int32_t d) { return memory_of(d) == memory_of(0); });
@@ -38,7 +38,7 @@ std::vector<DeviceOrder> orders_by_memory(const Graph& graph, const CompileOptio
     size_t next = 0;
     for (const Mesh& mesh : plan.meshes)
       for (const int32_t at : mesh.devices)
-        if (at >= 0) order[static_cast<size_t>(at)] = sorted[next++];
+        if (at >= 0) order[at] = sorted[next++];
     if (order == listed) continue;
     out.push_back({rising ? "smallest memory first" : "largest memory first",
                    fmt::format("cluster(device_order=[{}]) > {}", fmt::join(order, ","), strategy)});

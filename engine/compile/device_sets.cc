@@ -48,7 +48,7 @@ class Sets {
   }
 
  private:
-  const DeviceSpec& device(int32_t d) const { return devices_[static_cast<size_t>(d)]; }
+  const DeviceSpec& device(int32_t d) const { return devices_[d]; }
 
   void add(DeviceSet set) {
     if (!set.devices.empty() &&
@@ -77,7 +77,7 @@ class Sets {
   void add_without(const std::string& type, const DeviceSet& all) {
     DeviceSet others{.name = "without " + type, .devices = {}};
     for (const int32_t d : all.devices)
-      if (types_[static_cast<size_t>(d)] != type) others.devices.push_back(d);
+      if (types_[d] != type) others.devices.push_back(d);
     add(std::move(others));
   }
 
@@ -184,7 +184,7 @@ class Sets {
     set.cost.emplace(set.specs, 1, options_.profile, precision_);
     set.unlike = are_unlike(set.specs), set.node = node_size(set.specs);
     std::set<std::string> types;
-    for (const int32_t d : set.devices) types.insert(types_[static_cast<size_t>(d)]);
+    for (const int32_t d : set.devices) types.insert(types_[d]);
     set.types = fmt::format("{}", fmt::join(types, " "));
     for (const DeviceSpec& d : set.specs) {
       set.memory = std::max(set.memory, d.memory_bytes);

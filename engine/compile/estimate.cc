@@ -65,7 +65,7 @@ std::vector<DeviceSpec> devices_of(const Condensed& form, const TaskGraphs& task
       if (few[k] < 0) continue;
       const auto at = static_cast<size_t>(few[k]);
       if (at >= out.size()) out.resize(at + 1, devices[0]);
-      out[at] = devices[static_cast<size_t>(all[k])];
+      out[at] = devices[all[k]];
     }
   }
   return out;
@@ -144,18 +144,18 @@ bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices
   std::vector<double> flops(tasks.stages()), bytes(tasks.stages());
   std::set<std::pair<TensorId, int32_t>> seen;
   for (const Op& op : graph.ops) {
-    flops[static_cast<size_t>(op.stage)] += cost_of(graph, op).flops;
+    flops[op.stage] += cost_of(graph, op).flops;
     for (const TensorId id : op.inputs) {
       const OpId made = id == kNone ? kNone : graph.tensor(id).producer;
       if (made == kNone || graph.op(made).stage == op.stage || !seen.insert({id, op.stage}).second) continue;
-      bytes[static_cast<size_t>(graph.op(made).stage)] +=
+      bytes[graph.op(made).stage] +=
           static_cast<double>(element_count(graph.tensor(id).dims) * size_of(graph.tensor(id).dtype));
     }
   }
   const auto present = [&](int32_t stage) {
     std::vector<DeviceSpec> out;
     for (const int32_t d : tasks.mesh(stage).devices)
-      if (d >= 0) out.push_back(devices[static_cast<size_t>(d)]);
+      if (d >= 0) out.push_back(devices[d]);
     return out;
   };
   for (int32_t s = 0; s + 1 < static_cast<int32_t>(tasks.stages()); ++s) {
@@ -163,9 +163,8 @@ bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices
     double rate = 0;
     for (const DeviceSpec& d : from) rate += tasks.cost.rates_of(d).flops_per_second;
     const auto beside = std::ranges::count(from, from[0].node, &DeviceSpec::node);
-    const auto each =
-        bytes[static_cast<size_t>(s)] / static_cast<double>(from.size() * static_cast<size_t>(p.micro_batches));
-    const double work = flops[static_cast<size_t>(s)] / rate / static_cast<double>(p.micro_batches);
+    const auto each = bytes[s] / static_cast<double>(from.size() * static_cast<size_t>(p.micro_batches));
+    const double work = flops[s] / rate / static_cast<double>(p.micro_batches);
     if (link_seconds(each, 1, tasks.cost.between(from[0], to[0], beside)) > kPart * work) return true;
   }
   return false;
@@ -203,7 +202,7 @@ bool is_hopeless(const Graph& graph, const std::vector<DeviceSpec>& devices, con
   if (!few) return false;
   for (const Estimate::Class& c : few->classes)
     for (const int32_t d : c.devices) {
-      const int64_t has = devices[static_cast<size_t>(d)].memory_bytes;
+      const int64_t has = devices[d].memory_bytes;
       if (has > 0 && static_cast<double>(c.memory.device.total()) > kFar * static_cast<double>(has)) return true;
     }
   return false;

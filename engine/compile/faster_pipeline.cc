@@ -203,8 +203,7 @@ class Climb {
     for (const Mesh& mesh : plan_.meshes) {
       rates.push_back(0);
       for (const int32_t d : mesh.devices)
-        if (d >= 0)
-          rates.back() += prepared.scoped.tasks.cost.rates_of(plan_.devices[static_cast<size_t>(d)]).flops_per_second;
+        if (d >= 0) rates.back() += prepared.scoped.tasks.cost.rates_of(plan_.devices[d]).flops_per_second;
     }
     const PipelineTimes times = times_of_stages(plan_);
     double work = 0;  // of all, as seconds of a stage of rate 1
@@ -222,9 +221,8 @@ class Climb {
         double part = 0;
         for (size_t s = first; s + 1 < first + few; ++s) {
           part += rates[s] / together;
-          begins.push_back(*std::ranges::partition_point(places, [&](int64_t at) {
-            return at < places.back() && until[static_cast<size_t>(at)] < part * until.back();
-          }));
+          begins.push_back(*std::ranges::partition_point(
+              places, [&](int64_t at) { return at < places.back() && until[at] < part * until.back(); }));
         }
         begins.insert(begins.end(), places.end() - static_cast<std::ptrdiff_t>(stages - first - few), places.end());
         if (std::ranges::is_sorted(begins, std::less_equal{})) look_at(std::move(begins));
@@ -238,7 +236,7 @@ class Climb {
     for (size_t s = first; s < first + run; ++s) {
       const auto to = std::ranges::lower_bound(places, out[s]) - places.begin() + by;
       if (to < 0 || to >= std::ssize(places)) return {};
-      out[s] = places[static_cast<size_t>(to)];
+      out[s] = places[to];
     }
     return std::ranges::is_sorted(out, std::less_equal{}) ? out : Ints{};
   }

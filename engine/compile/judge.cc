@@ -144,7 +144,7 @@ bool Judge::simulate(Judged& j) const {
 void Judge::set_seconds(Judged& j, double seconds) const {
   constexpr double kHour = 3600;
   double an_hour = 0;
-  for (const int32_t d : j.candidate.devices) an_hour += devices_[static_cast<size_t>(d)].figures.price_per_hour;
+  for (const int32_t d : j.candidate.devices) an_hour += devices_[d].figures.price_per_hour;
   j.seconds = seconds, j.price = an_hour / kHour * seconds;
 }
 

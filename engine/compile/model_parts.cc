@@ -43,9 +43,8 @@ std::vector<ModelPart> parts_worth_a_clause(const Graph& graph) {
     const Factors& factors = table.of(graph, op);
     experts = experts || has_experts(factors);
     std::map<std::string, ScopeId> names{{"", kNone}};
-    for (ScopeId s = op.scope; s != kNone; s = graph.scopes[static_cast<size_t>(s)].parent)
-      if (const Scope& scope = graph.scopes[static_cast<size_t>(s)]; scope.kind == ScopeKind::kName)
-        names[scope.name] = s;
+    for (ScopeId s = op.scope; s != kNone; s = graph.scopes[s].parent)
+      if (const Scope& scope = graph.scopes[s]; scope.kind == ScopeKind::kName) names[scope.name] = s;
     for (const auto& [name, scope] : names) {
       Part& part = parts[name];
       part.scopes.insert(scope);

@@ -51,8 +51,8 @@ void check_source(const Graph& source) {
 
 // Where memory is traded for time: of the rate of bytes that a second more has to free, the part that is asked of this
 // model. A byte is worth at least the 500th part of a step that it is of all that a device has to hold of the
-// parameters, if each stage, split and replica works as long as it must: no trade takes more than 1/500 of a step for as
-// much as that again. Where a step is of many samples for its size, that is more than the usual rate says.
+// parameters, if each stage, split and replica works as long as it must: no trade takes more than 1/500 of a step for
+// as much as that again. Where a step is of many samples for its size, that is more than the usual rate says.
 double part_of_rate(const Graph& source, const std::vector<Mesh>& meshes, const Profile& usual) {
   constexpr double kLeastShare = 1.0 / 500;
   double flops = 0, bytes = 0;
@@ -194,8 +194,8 @@ std::vector<PlanVariable> variables_of(const ShardedGraph& lg) {
     p.init = v.init;
     if (v.owner != kNone) p.owner = graph.tensor(v.owner).name;
     p.state_name = v.state_name;
-    p.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(v.tensor))];
-    const Sharding& storage_sharding = lg.shardings[static_cast<size_t>(v.tensor)];
+    p.mesh = lg.tasks.mesh_of_stage[lg.stage(v.tensor)];
+    const Sharding& storage_sharding = lg.shardings[v.tensor];
     p.storage_sharding.axes.assign(storage_sharding.axes.begin() + 1, storage_sharding.axes.end());
     p.memory = in_host(lg, v.tensor) ? Memory::kHost : Memory::kDevice;
     out.push_back(std::move(p));

@@ -68,7 +68,7 @@ std::vector<std::string> check_profile(const Profile& profile, const Graph& sour
   }
   int64_t batch = 1;
   for (const TensorId id : source.inputs)
-    if (const Tensor& t = source.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
+    if (const Tensor& t = source.tensor(id); t.batch_dim >= 0) batch = t.dims[t.batch_dim];
   std::vector<std::string> doubts;
   check_layers(measured, all / static_cast<double>(std::max<int64_t>(1, batch)), ops, doubts);
   for (const std::string& doubt : doubts) note(doubt);

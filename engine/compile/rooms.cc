@@ -77,7 +77,7 @@ StageRooms Rooms::rooms_of_stages(const TaskGraphs& tasks, const std::vector<Mem
   const std::vector<StageBytes> stages = stage_bytes_of_devices(tasks, devices_.size());
   for (size_t s = 0; s < out.size(); ++s)
     for (const int32_t id : tasks.mesh(static_cast<int32_t>(s)).devices) {
-      if (id < 0 || devices_[static_cast<size_t>(id)].memory_bytes == 0) continue;
+      if (id < 0 || devices_[id].memory_bytes == 0) continue;
       const auto d = static_cast<size_t>(id);
       StageRoom room{
           .bytes = 1,
@@ -95,15 +95,14 @@ StageRooms Rooms::rooms_of_stages(const TaskGraphs& tasks, const std::vector<Mem
 std::vector<MemoryClasses> held_by_devices(const Estimate& estimate, size_t devices) {
   std::vector<MemoryClasses> out(devices);
   for (const Estimate::Class& c : estimate.classes)
-    for (const int32_t d : c.devices) out[static_cast<size_t>(d)] = c.memory.device;
+    for (const int32_t d : c.devices) out[d] = c.memory.device;
   return out;
 }
 
 std::vector<MemoryClasses> held_by_devices(const Plan& plan, const Entry& entry) {
   std::vector<MemoryClasses> of_program, out(plan.devices.size());
   for (size_t p = 0; p < entry.programs.size(); ++p) of_program.push_back(memory_of(plan, entry, p).device);
-  for (const DeviceRow& row : entry.rows)
-    out[static_cast<size_t>(row.device)] = of_program[static_cast<size_t>(row.program)];
+  for (const DeviceRow& row : entry.rows) out[row.device] = of_program[row.program];
   return out;
 }
 

@@ -36,7 +36,7 @@ void SavingsSeen::see(const PlanOptions& options, const Estimate& estimate, cons
   Seen seen{options, estimate.seconds, {}};
   for (const Estimate::Class& c : estimate.classes) {
     int64_t least = INT64_MAX;
-    for (const int32_t d : c.devices) least = std::min(least, devices[static_cast<size_t>(d)].memory_bytes);
+    for (const int32_t d : c.devices) least = std::min(least, devices[d].memory_bytes);
     seen.classes.push_back({c.memory.device, static_cast<double>(least), static_cast<double>(c.devices.size())});
   }
   if (std::ranges::any_of(seen.classes, [](const Class& c) { return c.has == 0; })) seen.classes.clear();

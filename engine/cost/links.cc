@@ -13,7 +13,7 @@ std::map<int, int64_t> leaving(const Parts& parts, const std::vector<DeviceSpec>
   std::map<int, int64_t> out;
   for (const std::vector<int32_t>& part : parts) {
     std::set<int> places;
-    for (const int32_t d : part) places.insert(devices[static_cast<size_t>(d)].*place);
+    for (const int32_t d : part) places.insert(devices[d].*place);
     if (places.size() > 1)
       for (const int at : places) ++out[at];
   }
@@ -30,8 +30,8 @@ std::vector<LinkRates> links_of_parts(const Parts& parts, const std::vector<Devi
   for (const std::vector<int32_t>& part : parts) {
     LinkRates slowest = cost.link;
     for (size_t k = 0; k < part.size() && part.size() > 1; ++k) {
-      const DeviceSpec& from = devices[static_cast<size_t>(part[k])];
-      const DeviceSpec& to = devices[static_cast<size_t>(part[(k + 1) % part.size()])];
+      const DeviceSpec& from = devices[part[k]];
+      const DeviceSpec& to = devices[part[(k + 1) % part.size()]];
       const LinkRates here = cost.between(from, to, std::max(of_node[from.node], of_node[to.node]),
                                           std::max(of_zone[from.zone], of_zone[to.zone]));
       slowest = k == 0 ? here : slower(slowest, here);

@@ -14,8 +14,8 @@ Blocks blocks_of(const std::vector<Scope>& scopes) {
   for (size_t s = 0; s < scopes.size(); ++s) {
     const Scope* outermost = nullptr;
     for (ScopeId at = static_cast<ScopeId>(s); at > 0 && static_cast<size_t>(at) < scopes.size();
-         at = scopes[static_cast<size_t>(at)].parent)
-      if (scopes[static_cast<size_t>(at)].kind == ScopeKind::kName) outermost = &scopes[static_cast<size_t>(at)];
+         at = scopes[at].parent)
+      if (scopes[at].kind == ScopeKind::kName) outermost = &scopes[at];
     if (outermost == nullptr || outermost->name.empty() ||
         std::isdigit(static_cast<unsigned char>(outermost->name.back())) == 0)
       continue;

@@ -41,13 +41,13 @@ void InputSlices::finish() {
   join(rows_);
   for (size_t d = 0; d < dims_.size(); ++d) dims_[d] = hull_[d].size();
   if (batch_dim_ < 0) return;
-  int64_t& samples = dims_[static_cast<size_t>(batch_dim_)] = 0;
+  int64_t& samples = dims_[batch_dim_] = 0;
   for (const Interval& r : rows_) samples += r.size();
 }
 
 std::vector<Interval> InputSlices::box(size_t index) const {
   std::vector<Interval> box = hull_;
-  if (batch_dim_ >= 0) box[static_cast<size_t>(batch_dim_)] = rows_.at(index);
+  if (batch_dim_ >= 0) box[batch_dim_] = rows_.at(index);
   return box;
 }
 

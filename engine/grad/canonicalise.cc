@@ -103,7 +103,7 @@ void fuse_batch_norm(Graph& graph) {
   };
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op& op = r.old[i];
-    const auto single = [&](size_t k) { return uses[static_cast<size_t>(op.inputs[k])] == 1; };
+    const auto single = [&](size_t k) { return uses[op.inputs[k]] == 1; };
     TensorIds inputs;
     Attrs attrs;
     std::string name;

@@ -108,7 +108,7 @@ TensorId simplify_transpose(Cleaner& c, size_t i, const TensorIds& in) {
   if (!op || op->code != OpCode::k_transpose) return kNone;
   const Ints before = normal(attr_ints(op->attrs, "perm"));
   const TensorId x = op->inputs[0];
-  for (int64_t& p : perm) p = before[static_cast<size_t>(p)];
+  for (int64_t& p : perm) p = before[p];
   if (identity(perm)) return x;
   return c.r.emit(i, OpCode::k_transpose, {x}, {{"perm", perm}});
 }
@@ -207,7 +207,7 @@ TensorId read_through_broadcast(Cleaner& c, size_t i, const TensorIds& operands)
 // The move that makes `id`, where nothing else reads it; nullptr: there is none.
 Op* move_into(Graph& g, const std::vector<int>& uses, TensorId id) {
   const OpId maker = g.tensor(id).producer;
-  if (maker == kNone || uses[static_cast<size_t>(id)] != 1) return nullptr;
+  if (maker == kNone || uses[id] != 1) return nullptr;
   const OpCode code = g.op(maker).code;
   const bool moves = code == OpCode::k_reshape || code == OpCode::k_transpose || code == OpCode::k_neg;
   return moves ? &g.op(maker) : nullptr;
@@ -220,7 +220,7 @@ void cast_next_to_sums(Graph& g) {
   const auto is_sum = [&](TensorId id) {
     while (Op* move = move_into(g, uses, id)) id = move->inputs[0];
     const OpId maker = g.tensor(id).producer;
-    return maker != kNone && g.op(maker).attrs.contains("out_dtype") && uses[static_cast<size_t>(id)] == 1;
+    return maker != kNone && g.op(maker).attrs.contains("out_dtype") && uses[id] == 1;
   };
   for (size_t i = g.ops.size(); i-- > 0;) {
     Op& cast = g.ops[i];
@@ -241,7 +241,7 @@ void widen_results(Graph& g) {
   const std::vector<int> uses = use_counts(g);
   std::vector<std::vector<OpId>> casts(g.tensors.size());  // that read it
   for (size_t i = 0; i < g.ops.size(); ++i)
-    if (g.ops[i].code == OpCode::k_cast) casts[static_cast<size_t>(g.ops[i].inputs[0])].push_back(static_cast<OpId>(i));
+    if (g.ops[i].code == OpCode::k_cast) casts[g.ops[i].inputs[0]].push_back(static_cast<OpId>(i));
   std::set<TensorId> gradients;  // of the parameter's type, whatever an update computes in
   for (const NamedTensor& t : g.gradients) gradients.insert(t.tensor);
   for (Op& op : g.ops) {
@@ -275,8 +275,8 @@ void widen_results(Graph& g) {
     bool only_casts = true;
     for (const TensorId y : op.outputs) {
       only_casts &= !gradients.contains(y);
-      only_casts &= uses[static_cast<size_t>(y)] == static_cast<int>(casts[static_cast<size_t>(y)].size());
-      for (const OpId cast : casts[static_cast<size_t>(y)]) {
+      only_casts &= uses[y] == static_cast<int>(casts[y].size());
+      for (const OpId cast : casts[y]) {
         const DType want = g.tensor(g.op(cast).outputs[0]).dtype;
         only_casts &= is_float(want) && widens(g.tensor(y).dtype, want) && (!to || *to == want);
         if (op.code == OpCode::k_reduce_sum) only_casts &= keeps_sums_of(want, g.tensor(y).dtype);
@@ -296,13 +296,13 @@ void widen_biased(Graph& g) {
   const std::vector<int> uses = use_counts(g);
   std::vector<std::vector<OpId>> casts(g.tensors.size());  // that read it
   for (size_t i = 0; i < g.ops.size(); ++i)
-    if (g.ops[i].code == OpCode::k_cast) casts[static_cast<size_t>(g.ops[i].inputs[0])].push_back(static_cast<OpId>(i));
+    if (g.ops[i].code == OpCode::k_cast) casts[g.ops[i].inputs[0]].push_back(static_cast<OpId>(i));
   std::map<OpId, size_t> widened;  // sums, and which operand is the bias
   for (size_t i = 0; i < g.ops.size(); ++i) {
     const Op& sum = g.ops[i];
     if (sum.code != OpCode::k_add) continue;
-    const auto& readers = casts[static_cast<size_t>(sum.outputs[0])];
-    if (readers.empty() || uses[static_cast<size_t>(sum.outputs[0])] != static_cast<int>(readers.size())) continue;
+    const auto& readers = casts[sum.outputs[0]];
+    if (readers.empty() || uses[sum.outputs[0]] != static_cast<int>(readers.size())) continue;
     const DType from = g.tensor(sum.outputs[0]).dtype, to = g.tensor(g.op(readers[0]).outputs[0]).dtype;
     if (!widens(from, to) ||
         !std::ranges::all_of(readers, [&](OpId cast) { return g.tensor(g.op(cast).outputs[0]).dtype == to; }))
@@ -310,8 +310,8 @@ void widen_biased(Graph& g) {
     for (const size_t at : {size_t{0}, size_t{1}}) {
       const TensorId y = sum.inputs[at], bias = sum.inputs[1 - at];
       const OpId maker = g.tensor(y).producer;
-      if (maker == kNone || !has_flag(g.op(maker).code, kProduct) || uses[static_cast<size_t>(y)] != 1 ||
-          g.tensor(bias).dims.size() != 1 || g.tensor(y).dims != g.tensor(sum.outputs[0]).dims)
+      if (maker == kNone || !has_flag(g.op(maker).code, kProduct) || uses[y] != 1 || g.tensor(bias).dims.size() != 1 ||
+          g.tensor(y).dims != g.tensor(sum.outputs[0]).dims)
         continue;
       g.op(maker).attrs["out_dtype"] = std::string(name_of(to));
       g.tensor(y).dtype = g.tensor(sum.outputs[0]).dtype = to;
@@ -340,7 +340,7 @@ void widen_biased(Graph& g) {
 void drop_dead(Graph& g) {
   std::vector<bool> live(g.tensors.size());
   const auto mark = [&](TensorId id) {
-    if (id != kNone) live[static_cast<size_t>(id)] = true;
+    if (id != kNone) live[id] = true;
   };
   for (const NamedTensor& t : g.outputs) mark(t.tensor);
   for (const NamedTensor& t : g.gradients) mark(t.tensor);
@@ -348,8 +348,7 @@ void drop_dead(Graph& g) {
   mark(g.training.loss);
   std::vector<bool> keep(g.ops.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
-    keep[i] = std::any_of(g.ops[i].outputs.begin(), g.ops[i].outputs.end(),
-                          [&](TensorId id) { return live[static_cast<size_t>(id)]; });
+    keep[i] = std::any_of(g.ops[i].outputs.begin(), g.ops[i].outputs.end(), [&](TensorId id) { return live[id]; });
     if (!keep[i]) continue;
     for (const TensorId id : g.ops[i].inputs) mark(id);
   }

@@ -26,10 +26,9 @@ class Cutter {
 
   void run() {
     std::vector<char> gradient(g_.tensors.size());
-    for (const NamedTensor& t : g_.gradients) gradient[static_cast<size_t>(t.tensor)] = 1;
+    for (const NamedTensor& t : g_.gradients) gradient[t.tensor] = 1;
     for (const Op& op : r_.old)  // float16 takes the scale of the loss out before the update
-      if (has_flag(op.code, kPreparesUpdate) && gradient[static_cast<size_t>(op.outputs[0])])
-        gradient[static_cast<size_t>(op.inputs[0])] = 1;
+      if (has_flag(op.code, kPreparesUpdate) && gradient[op.outputs[0]]) gradient[op.inputs[0]] = 1;
     find_terms(gradient);
     for (size_t i = 0; i < r_.old.size(); ++i) {
       Op& op = r_.old[i];
@@ -42,8 +41,7 @@ class Cutter {
         add(i);
         continue;
       }
-      const bool made =
-          op.phase == Phase::kBackward && makes_columns(op.code) && gradient[static_cast<size_t>(op.outputs[0])];
+      const bool made = op.phase == Phase::kBackward && makes_columns(op.code) && gradient[op.outputs[0]];
       for (TensorId& id : op.inputs) id = r_.now(id);
       if (const int64_t n = made ? pieces(op) : 1; n > 1)
         cut(i, n);
@@ -61,20 +59,18 @@ class Cutter {
     std::vector<int> uses(g_.tensors.size());
     for (const Op& op : r_.old) {
       for (const TensorId id : op.outputs)
-        if (id != kNone) maker[static_cast<size_t>(id)] = &op;
+        if (id != kNone) maker[id] = &op;
       for (const TensorId id : op.inputs)
-        if (id != kNone) ++uses[static_cast<size_t>(id)];
+        if (id != kNone) ++uses[id];
     }
-    for (const NamedTensor& o : g_.outputs) ++uses[static_cast<size_t>(o.tensor)];
+    for (const NamedTensor& o : g_.outputs) ++uses[o.tensor];
     for (const Op& op : r_.old) {
-      if (op.code != OpCode::k_add || op.phase != Phase::kBackward || !gradient[static_cast<size_t>(op.outputs[0])])
-        continue;
+      if (op.code != OpCode::k_add || op.phase != Phase::kBackward || !gradient[op.outputs[0]]) continue;
       int64_t n = kMostPieces;
       for (const TensorId id : op.inputs) {
-        const Op* term = maker[static_cast<size_t>(id)];
+        const Op* term = maker[id];
         const bool cut = term && makes_columns(term->code) && term->phase == Phase::kBackward &&
-                         term->outputs[0] == id && uses[static_cast<size_t>(id)] == 1 &&
-                         g_.tensor(id).dims == g_.tensor(op.outputs[0]).dims;
+                         term->outputs[0] == id && uses[id] == 1 && g_.tensor(id).dims == g_.tensor(op.outputs[0]).dims;
         n = cut ? std::min(n, pieces(*term)) : 1;
         if (n == 1) break;
       }
@@ -103,7 +99,7 @@ class Cutter {
       if (f.kind == FactorKind::kMap && f.extent == dims.back() && f.size_attrs.empty() && !f.begin_attr &&
           is_dim(f.outputs[0], dims.size() - 1) &&
           std::all_of(op.inputs.begin(), op.inputs.end(), [&](const TensorId& id) {
-            const SubAxis& d = f.inputs[static_cast<size_t>(&id - op.inputs.data())];
+            const SubAxis& d = f.inputs[&id - op.inputs.data()];
             return !d.present() || (id != kNone && d.outer == 1 && d.inner == 1);
           }))
         return &f;

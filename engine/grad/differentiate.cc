@@ -21,20 +21,19 @@ class Reverse {
   // The gradients of the sum of `of` by each of `by`, as forward ops.
   TensorIds run(TensorId of, const TensorIds& by) {
     wanted_ = by;
-    for (const TensorId id : by) needs_[static_cast<size_t>(id)] = true;
+    for (const TensorId id : by) needs_[id] = true;
     follow();
     TensorIds out;
-    if (needs_[static_cast<size_t>(of)]) {
+    if (needs_[of]) {
       place_ = g_.tensor(of).producer;
       const Attrs ones{
           {"shape", g_.tensor(of).dims}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(of).dtype))}};
       // `of` itself may be asked for.
-      grads_[static_cast<size_t>(of)].push_back(
-          {place_, laid_along(place_, emit(place_, OpCode::k_fill, {}, ones), of)});
+      grads_[of].push_back({place_, laid_along(place_, emit(place_, OpCode::k_fill, {}, ones), of)});
       for (size_t i = forward_; i-- > 0;) backward(static_cast<OpId>(i));
     }
     for (const TensorId id : by) {
-      const std::vector<Part>& parts = grads_[static_cast<size_t>(id)];
+      const std::vector<Part>& parts = grads_[id];
       out.push_back(parts.empty() ? kNone : sum_of(id, parts));
     }
     for (size_t i = forward_; i < g_.ops.size(); ++i) g_.ops[i].phase = Phase::kForward, g_.ops[i].origin = kNone;
@@ -44,7 +43,7 @@ class Reverse {
   void run() {
     mark();
     const TensorId loss = g_.training.loss;
-    if (!needs_[static_cast<size_t>(loss)]) return;
+    if (!needs_[loss]) return;
     place_ = g_.tensor(loss).producer;
     seed(loss);
     for (size_t i = forward_; i-- > 0;) backward(static_cast<OpId>(i));
@@ -67,23 +66,21 @@ class Reverse {
 
   void mark() {
     for (const Variable& v : g_.variables)
-      if (v.role == Role::kParameter && v.trainable && is_float(g_.tensor(v.tensor).dtype))
-        needs_[static_cast<size_t>(v.tensor)] = true;
+      if (v.role == Role::kParameter && v.trainable && is_float(g_.tensor(v.tensor).dtype)) needs_[v.tensor] = true;
     follow();
   }
   void follow() {
-    for (const Variable& v : g_.variables) of_parameters_[static_cast<size_t>(v.tensor)] = true;
+    for (const Variable& v : g_.variables) of_parameters_[v.tensor] = true;
     for (const Op& op : g_.ops) {
-      const bool fixed = std::all_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
-        return id == kNone || of_parameters_[static_cast<size_t>(id)];
-      });
-      for (const TensorId id : op.outputs) of_parameters_[static_cast<size_t>(id)] = fixed;
+      const bool fixed = std::all_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](TensorId id) { return id == kNone || of_parameters_[id]; });
+      for (const TensorId id : op.outputs) of_parameters_[id] = fixed;
       if (has_flag(op.code, kNoGradient)) continue;
-      const bool any = std::any_of(op.inputs.begin(), op.inputs.end(),
-                                   [&](TensorId id) { return id != kNone && needs_[static_cast<size_t>(id)]; });
+      const bool any =
+          std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id != kNone && needs_[id]; });
       if (!any) continue;
       for (const TensorId id : op.outputs)
-        if (is_float(g_.tensor(id).dtype)) needs_[static_cast<size_t>(id)] = true;
+        if (is_float(g_.tensor(id).dtype)) needs_[id] = true;
     }
   }
 
@@ -142,13 +139,13 @@ class Reverse {
       grads_.resize(g_.tensors.size());
       needs_.resize(g_.tensors.size());
       of_parameters_.resize(g_.tensors.size());
-      grads_[static_cast<size_t>(loss)].push_back({place_, static_cast<TensorId>(g_.tensors.size() - 1)});
+      grads_[loss].push_back({place_, static_cast<TensorId>(g_.tensors.size() - 1)});
       return;
     }
     const Attrs attrs{{"shape", Dims{}}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(loss).dtype))}};
     const TensorId one = emit(place_, OpCode::k_fill, {}, attrs);
     call(g_.tensor(one).producer, gradient_of(g_.tensor(loss)));
-    grads_[static_cast<size_t>(loss)].push_back({place_, one});
+    grads_[loss].push_back({place_, one});
   }
 
   // Activations are summed as contributions arrive (so that only one is kept); a variable's wait for their turn:
@@ -160,13 +157,13 @@ class Reverse {
     const OpId maker = g_.tensor(to).producer;
     if (maker != kNone && g_.op(maker).code == OpCode::k_cast && passes(g_.op(maker).inputs[0], to)) {
       to = g_.op(maker).inputs[0];
-      if (!needs_[static_cast<size_t>(to)]) return;
+      if (!needs_[to]) return;
       const DType want = g_.tensor(to).dtype;
       if (g_.tensor(grad).dtype != want)
         grad = emit(use, OpCode::k_cast, {grad}, {{"dtype", std::string(name_of(want))}});
       call_gradient(grad, gradient_of(g_.tensor(to)));
     }
-    auto& parts = grads_[static_cast<size_t>(to)];
+    auto& parts = grads_[to];
     if (parts.empty() || is_variable(g_, to))
       parts.push_back({use, grad});
     else
@@ -181,22 +178,21 @@ class Reverse {
 
   bool passes(TensorId from, TensorId to) const {
     if (!wanted_.empty()) return false;  // the cast itself may be asked for
-    return is_variable(g_, from) ||
-           (of_parameters_[static_cast<size_t>(from)] && keeps_sums_of(g_.tensor(from).dtype, g_.tensor(to).dtype));
+    return is_variable(g_, from) || (of_parameters_[from] && keeps_sums_of(g_.tensor(from).dtype, g_.tensor(to).dtype));
   }
 
   void backward(OpId id) {
     TensorIds grads;
     bool any = false;
     for (const TensorId y : g_.op(id).outputs) {
-      const auto& parts = grads_[static_cast<size_t>(y)];
+      const auto& parts = grads_[y];
       grads.push_back(parts.empty() ? kNone : parts[0].grad);
       any |= !parts.empty();
     }
     const OpDef& d = def(g_.op(id).code);
     if (!any || (d.flags & kNoGradient)) return;
     std::vector<bool> wanted;
-    for (const TensorId x : g_.op(id).inputs) wanted.push_back(x != kNone && needs_[static_cast<size_t>(x)]);
+    for (const TensorId x : g_.op(id).inputs) wanted.push_back(x != kNone && needs_[x]);
     if (std::none_of(wanted.begin(), wanted.end(), [](bool w) { return w; })) return;
     const TensorIds inputs = g_.op(id).inputs;
     try {
@@ -253,8 +249,8 @@ class Reverse {
   }
 
   void collect(const Variable& v) {
-    auto& parts = grads_[static_cast<size_t>(v.tensor)];
-    if (parts.empty() || !needs_[static_cast<size_t>(v.tensor)]) return;
+    auto& parts = grads_[v.tensor];
+    if (parts.empty() || !needs_[v.tensor]) return;
     std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.use < b.use; });
     g_.gradients.push_back({g_.tensor(v.tensor).name, sum_of(v.tensor, parts)});
   }

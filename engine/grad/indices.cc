@@ -26,7 +26,7 @@ bool is_input(const Graph& graph, TensorId source) {
 
 TensorId operand_of(const Op& op) {
   const int input = def(op.code).index.input;
-  return input < 0 ? kNone : op.inputs[static_cast<size_t>(input)];
+  return input < 0 ? kNone : op.inputs[input];
 }
 
 // The index that is checked for the op; kNone: none is. A gradient takes that of the op that it comes from, checked
@@ -46,9 +46,9 @@ bool is_made(const Graph& graph, const Op& op, TensorId source) {
   throw invalid(
       "{}: operand '{}' has indices {} (places of {}) of op '{}' ({}), expected {} (places of {}); give both the same "
       "sizes",
-      def(op.code).name, def(op.code).inputs[static_cast<size_t>(index.input)].name,
-      to_string(IndexRange{element_count(made), -1}), to_string(made), maker.name, def(maker.code).name,
-      to_string(IndexRange{element_count(wanted), -1}), to_string(wanted))
+      def(op.code).name, def(op.code).inputs[index.input].name, to_string(IndexRange{element_count(made), -1}),
+      to_string(made), maker.name, def(maker.code).name, to_string(IndexRange{element_count(wanted), -1}),
+      to_string(wanted))
       .at_op(op.name)
       .at_scope(graph.scope_path(op.scope));
 }
@@ -71,8 +71,7 @@ std::vector<std::vector<IndexRange>> indices_of_inputs(const Graph& graph) {
     const TensorId index = index_of(graph, op);
     const TensorId source = index == kNone ? kNone : source_of(graph, index);
     if (!is_input(graph, source)) continue;
-    auto& ranges =
-        all[static_cast<size_t>(std::find(graph.inputs.begin(), graph.inputs.end(), source) - graph.inputs.begin())];
+    auto& ranges = all[std::find(graph.inputs.begin(), graph.inputs.end(), source) - graph.inputs.begin()];
     const IndexRange range = index_range(view_of(graph, op));
     if (std::find(ranges.begin(), ranges.end(), range) == ranges.end()) ranges.push_back(range);
   }

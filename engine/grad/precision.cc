@@ -112,20 +112,20 @@ class LowPass {
   void find_means() {
     std::vector<int> uses(g_.tensors.size(), 0), maker(g_.tensors.size(), kNone);
     for (size_t i = 0; i < r_.old.size(); ++i) {
-      for (const TensorId y : r_.old[i].outputs) maker[static_cast<size_t>(y)] = static_cast<int>(i);
+      for (const TensorId y : r_.old[i].outputs) maker[y] = static_cast<int>(i);
       for (const TensorId x : r_.old[i].inputs)
-        if (x != kNone) ++uses[static_cast<size_t>(x)];
+        if (x != kNone) ++uses[x];
     }
-    for (const NamedTensor& y : g_.outputs) ++uses[static_cast<size_t>(y.tensor)];
+    for (const NamedTensor& y : g_.outputs) ++uses[y.tensor];
     const auto made_by = [&](TensorId id, OpCode code) {
-      const int by = maker[static_cast<size_t>(id)];
-      return by != kNone && r_.old[static_cast<size_t>(by)].code == code;
+      const int by = maker[id];
+      return by != kNone && r_.old[by].code == code;
     };
     of_mean_.assign(r_.old.size(), 0);
     for (const Op& op : r_.old)
       if (op.code == OpCode::k_mul && made_by(op.inputs[0], OpCode::k_reduce_sum) &&
-          made_by(op.inputs[1], OpCode::k_fill) && uses[static_cast<size_t>(op.inputs[0])] == 1)
-        of_mean_[static_cast<size_t>(maker[static_cast<size_t>(op.inputs[0])])] = 1;
+          made_by(op.inputs[1], OpCode::k_fill) && uses[op.inputs[0]] == 1)
+        of_mean_[maker[op.inputs[0]]] = 1;
   }
   void sum_wide(size_t i) {
     r_.old[i].attrs["out_dtype"] = std::string(name_of(DType::kF32));

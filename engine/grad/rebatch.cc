@@ -39,7 +39,7 @@ class Follower {
     for (const TensorId id : g_.inputs) {
       const Tensor& t = g_.tensor(id);
       if (t.batch_dim < 0) continue;
-      const int64_t batch = t.dims[static_cast<size_t>(t.batch_dim)];
+      const int64_t batch = t.dims[t.batch_dim];
       if (first && batch != sub_axes_.batch)
         throw invalid(
             "input '{}' has a batch of {} and input '{}' one of {}; they must agree (or have no batch dimension: "
@@ -47,7 +47,7 @@ class Follower {
             first->name, sub_axes_.batch, t.name, batch);
       first = &t;
       sub_axes_.batch = batch;
-      sub_axes_.of[static_cast<size_t>(id)] = {t.batch_dim, 1, 1};
+      sub_axes_.of[id] = {t.batch_dim, 1, 1};
     }
     if (!first) return std::move(sub_axes_);
     // Forward mostly; backward for sources that take the batch from their users (a constant [b, t]). Two rounds settle
@@ -77,7 +77,7 @@ class Follower {
     sum.code = OpCode::k_reduce_sum;
     return table_.of(g_, sum);
   }
-  const SubAxis& of(TensorId id) const { return sub_axes_.of[static_cast<size_t>(id)]; }
+  const SubAxis& of(TensorId id) const { return sub_axes_.of[id]; }
 
   template <class F>
   void each_operand(size_t i, const Factor& f, F visit) const {
@@ -100,7 +100,7 @@ class Follower {
       each_operand(i, f, [&](TensorId id, const SubAxis& at) {
         const Tensor& t = g_.tensor(id);
         if (of(id).present() || t.kind != TensorKind::kValue) return;
-        sub_axes_.of[static_cast<size_t>(id)] = {at.dim, at.outer * in.outer, at.inner * in.inner};
+        sub_axes_.of[id] = {at.dim, at.outer * in.outer, at.inner * in.inner};
         changed = true;
       });
     }
@@ -151,8 +151,8 @@ Graph rebatch(const Graph& graph, int64_t batch) {
   if (sub_axes.batch == 0 || sub_axes.batch == batch) return g;
   const auto rescaled = [&](TensorId id) {
     Dims dims = graph.tensor(id).dims;
-    const SubAxis& d = sub_axes.of[static_cast<size_t>(id)];
-    if (d.present()) dims[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
+    const SubAxis& d = sub_axes.of[id];
+    if (d.present()) dims[d.dim] = d.outer * batch * d.inner;
     return dims;
   };
   for (const TensorId id : g.inputs) g.tensor(id).dims = rescaled(id);
@@ -163,8 +163,8 @@ Graph rebatch(const Graph& graph, int64_t batch) {
       const AttrRole role = role_of(def(op.code), name);
       if (role == AttrRole::kShape) value = rescaled(op.outputs[0]);
       if (role != AttrRole::kEnds) continue;
-      const SubAxis& d = sub_axes.of[static_cast<size_t>(op.inputs[0])];
-      if (d.present()) std::get<Ints>(value)[static_cast<size_t>(d.dim)] = d.outer * batch * d.inner;
+      const SubAxis& d = sub_axes.of[op.inputs[0]];
+      if (d.present()) std::get<Ints>(value)[d.dim] = d.outer * batch * d.inner;
     }
     r.keep(i, true);
     for (const TensorId y : op.outputs)

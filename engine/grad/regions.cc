@@ -35,10 +35,10 @@ std::vector<Depends> dependencies(const Graph& g) {
     Depends d{.sample = false, .variable = false, .update = op.phase == Phase::kUpdate};
     for (const TensorId id : op.inputs) {
       if (id == kNone) continue;
-      const Depends& x = of[static_cast<size_t>(id)];
+      const Depends& x = of[id];
       d.sample |= x.sample, d.variable |= x.variable, d.update |= x.update;
     }
-    for (const TensorId id : op.outputs) of[static_cast<size_t>(id)] = d;
+    for (const TensorId id : op.outputs) of[id] = d;
   }
   return of;
 }
@@ -52,18 +52,18 @@ bool in_groups(const Graph& g, const Op& op) {
 
 // Marks reductions over the batch that depend on no parameter, with all that they depend on.
 std::vector<bool> hoisted(const Graph& g, const std::vector<Depends>& of, const BatchSubAxes& sub_axes) {
-  const auto batched = [&](TensorId id) { return id != kNone && sub_axes.of[static_cast<size_t>(id)].present(); };
+  const auto batched = [&](TensorId id) { return id != kNone && sub_axes.of[id].present(); };
   std::vector<bool> wanted(g.ops.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
     const Op& op = g.ops[i];
-    const Depends& d = of[static_cast<size_t>(op.outputs[0])];
+    const Depends& d = of[op.outputs[0]];
     if (!d.sample || d.variable || d.update || (def(op.code).flags & kRandom)) continue;
     const bool reduces = std::any_of(op.inputs.begin(), op.inputs.end(), batched) &&
                          std::none_of(op.outputs.begin(), op.outputs.end(), batched) && !in_groups(g, op);
     if (reduces) wanted[i] = true;
     if (!wanted[i]) continue;
     for (const TensorId id : op.inputs)
-      if (id != kNone && g.tensor(id).producer != kNone) wanted[static_cast<size_t>(g.tensor(id).producer)] = true;
+      if (id != kNone && g.tensor(id).producer != kNone) wanted[g.tensor(id).producer] = true;
   }
   return wanted;
 }
@@ -84,14 +84,14 @@ void hoist(Graph& g) {
     }
     Op copy = r.old[i];
     for (TensorId& id : copy.inputs)
-      if (id != kNone) id = whole[static_cast<size_t>(id)] != kNone ? whole[static_cast<size_t>(id)] : r.now(id);
+      if (id != kNone) id = whole[id] != kNone ? whole[id] : r.now(id);
     const TensorId first = r.emit(i, copy.code, copy.inputs, copy.attrs);
     Op& made = g.op(g.tensor(first).producer);
     made.region = Region::kPrologue;
     const TensorIds made_outputs = made.outputs;
-    const bool scalar = !sub_axes.of[static_cast<size_t>(r.old[i].outputs[0])].present();
+    const bool scalar = !sub_axes.of[r.old[i].outputs[0]].present();
     for (size_t k = 0; k < made_outputs.size(); ++k) {
-      whole[static_cast<size_t>(r.old[i].outputs[k])] = made_outputs[k];
+      whole[r.old[i].outputs[k]] = made_outputs[k];
       if (scalar) r.replace(r.old[i].outputs[k], made_outputs[k]);
     }
     if (scalar)
@@ -113,19 +113,18 @@ void assign_regions(Graph& graph) {
   const std::vector<Depends> of = dependencies(graph);
   std::vector<bool> prologue(graph.tensors.size());
   for (Op& op : graph.ops) {
-    const Depends& d = of[static_cast<size_t>(op.outputs[0])];
+    const Depends& d = of[op.outputs[0]];
     const bool hoisted_here = op.region == Region::kPrologue;
     if (d.update)
       op.region = Region::kEpilogue;
     else if (!hoisted_here) {
       // A function of hoisted values, parameters and constants only is prologue too.
-      const bool per_sample = std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) {
-        return id != kNone && of[static_cast<size_t>(id)].sample && !prologue[static_cast<size_t>(id)];
-      });
+      const bool per_sample = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                          [&](TensorId id) { return id != kNone && of[id].sample && !prologue[id]; });
       op.region = per_sample ? Region::kBody : Region::kPrologue;
     }
     if (op.region == Region::kPrologue)
-      for (const TensorId id : op.outputs) prologue[static_cast<size_t>(id)] = true;
+      for (const TensorId id : op.outputs) prologue[id] = true;
   }
 }
 

@@ -16,7 +16,7 @@ OpId Rewriter::keep(size_t i, bool again) {
   const auto id = static_cast<OpId>(graph.ops.size());
   Op op = again ? old[i] : std::move(old[i]);
   for (TensorId& input : op.inputs) input = now(input);
-  if (op.origin != kNone) op.origin = moved_[static_cast<size_t>(op.origin)];
+  if (op.origin != kNone) op.origin = moved_[op.origin];
   if (again) {
     try {
       const OpView view = view_of(graph, op);
@@ -49,7 +49,7 @@ TensorId Rewriter::emit(size_t i, OpCode code, TensorIds inputs, Attrs attrs) {
   op.phase = place.phase;
   op.region = place.region;
   op.location = place.location;
-  op.origin = place.origin == kNone ? kNone : moved_[static_cast<size_t>(place.origin)];
+  op.origin = place.origin == kNone ? kNone : moved_[place.origin];
   return op.outputs[0];
 }
 
@@ -79,7 +79,7 @@ void drop_unmade_tensors(Graph& graph) {
   graph.tensors.resize(kept);
   const auto rename = [&](TensorId& id) {
     if (id == kNone) return;
-    id = renamed[static_cast<size_t>(id)];
+    id = renamed[id];
     WHALE_CHECK(id != kNone, "a tensor in use has no producer");
   };
   for (Op& op : graph.ops) {

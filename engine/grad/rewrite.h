@@ -15,11 +15,9 @@ class Rewriter {
   std::vector<Op> old;  // the ops as they were; graph.ops holds those put back so far
 
   // What a tensor of the old graph is now; kNone stays kNone.
-  TensorId now(TensorId id) const {
-    return id == kNone || static_cast<size_t>(id) >= now_.size() ? id : now_[static_cast<size_t>(id)];
-  }
+  TensorId now(TensorId id) const { return id == kNone || static_cast<size_t>(id) >= now_.size() ? id : now_[id]; }
   // Uses of `id` become uses of `by`.
-  void replace(TensorId id, TensorId by) { now_[static_cast<size_t>(id)] = by; }
+  void replace(TensorId id, TensorId by) { now_[id] = by; }
 
   // Puts old op i back, reading what its operands are now; old[i] is empty then. `again`: infers its results' types
   // once more, and old[i] stays.

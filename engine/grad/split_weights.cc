@@ -21,13 +21,13 @@ class SplitPass {
     for (const Variable& v : g_.variables) {
       Tensor& t = g_.tensor(v.tensor);
       if (v.role != Role::kParameter || !v.trainable || t.dtype != DType::kF32) continue;
-      split[static_cast<size_t>(v.tensor)] = true;
+      split[v.tensor] = true;
       t.dtype = DType::kBF16;
     }
     for (size_t i = 0; i < r_.old.size(); ++i) {
       Op& op = r_.old[i];
       const auto reads = [&](TensorId id) {
-        return id != kNone && static_cast<size_t>(id) < split.size() && split[static_cast<size_t>(id)];
+        return id != kNone && static_cast<size_t>(id) < split.size() && split[id];
       };
       if (is_bf16_cast(g_, op) && reads(op.inputs[0])) {
         r_.replace(op.outputs[0], op.inputs[0]);
@@ -49,7 +49,7 @@ class SplitPass {
 
  private:
   TensorId widened(size_t i, TensorId id) {
-    TensorId& wide = wide_[static_cast<size_t>(id)];
+    TensorId& wide = wide_[id];
     if (wide == kNone) wide = r_.emit(i, OpCode::k_cast, {id}, {{"dtype", std::string("f32")}});
     return wide;
   }

@@ -90,18 +90,13 @@ std::vector<Parameter> parameters(const Graph& g) {
   std::vector<OpId> first(g.tensors.size(), kNone);
   for (size_t i = g.ops.size(); i-- > 0;)
     for (const TensorId id : g.ops[i].inputs)
-      if (id != kNone) first[static_cast<size_t>(id)] = static_cast<OpId>(i);
+      if (id != kNone) first[id] = static_cast<OpId>(i);
   std::vector<Parameter> all;
   for (const Variable& v : g.variables) {
     const auto it = v.role == Role::kParameter && v.trainable ? grads.find(g.tensor(v.tensor).name) : grads.end();
     if (it != grads.end())
-      all.push_back({v.tensor,
-                     it->second,
-                     v.decay || v.weight_decay,
-                     v.learning_rate,
-                     v.weight_decay,
-                     first[static_cast<size_t>(v.tensor)],
-                     {}});
+      all.push_back(
+          {v.tensor, it->second, v.decay || v.weight_decay, v.learning_rate, v.weight_decay, first[v.tensor], {}});
   }
   return all;
 }

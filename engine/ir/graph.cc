@@ -19,7 +19,7 @@ const char* name_of(ScopeKind kind) {
 std::string Graph::scope_path(ScopeId id) const {
   std::string path;
   for (size_t hops = 0; id > 0 && static_cast<size_t>(id) < scopes.size() && hops < scopes.size(); ++hops) {
-    const Scope& scope = scopes[static_cast<size_t>(id)];
+    const Scope& scope = scopes[id];
     const std::string part = scope.name.empty() ? name_of(scope.kind) : scope.name;
     path = path.empty() ? part : part + "/" + path;
     id = scope.parent;
@@ -30,7 +30,7 @@ std::string Graph::scope_path(ScopeId id) const {
 std::vector<int> use_counts(const Graph& graph) {
   std::vector<int> counts(graph.tensors.size());
   const auto use = [&](TensorId id) {
-    if (id != kNone) ++counts[static_cast<size_t>(id)];
+    if (id != kNone) ++counts[id];
   };
   for (const Op& op : graph.ops)
     for (const TensorId id : op.inputs) use(id);

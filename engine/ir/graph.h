@@ -180,10 +180,10 @@ struct Graph {
   Training training;
   std::string default_strategy;  // for unannotated ops: "replica" when empty; a nest as text
 
-  const Tensor& tensor(TensorId id) const { return tensors[static_cast<size_t>(id)]; }
-  Tensor& tensor(TensorId id) { return tensors[static_cast<size_t>(id)]; }
-  const Op& op(OpId id) const { return ops[static_cast<size_t>(id)]; }
-  Op& op(OpId id) { return ops[static_cast<size_t>(id)]; }
+  const Tensor& tensor(TensorId id) const { return tensors[id]; }
+  Tensor& tensor(TensorId id) { return tensors[id]; }
+  const Op& op(OpId id) const { return ops[id]; }
+  Op& op(OpId id) { return ops[id]; }
   std::string scope_path(ScopeId id) const;  // "replica/block.3", "" for the root
 };
 

@@ -99,7 +99,7 @@ void check_tensors(const Graph& graph) {
       throw invalid("tensor {} ('{}') has producer {}; expected an op, 0 to {}", i, t.name, t.producer,
                     static_cast<int64_t>(graph.ops.size()) - 1);
     const Op& op = graph.op(t.producer);
-    if (!in_range(t.output, op.outputs.size()) || op.outputs[static_cast<size_t>(t.output)] != static_cast<TensorId>(i))
+    if (!in_range(t.output, op.outputs.size()) || op.outputs[t.output] != static_cast<TensorId>(i))
       throw invalid("tensor {} ('{}') says it is output {} of op {} ('{}'), which does not list it there", i, t.name,
                     t.output, t.producer, op.name);
   }
@@ -128,7 +128,7 @@ void check_ops(const Graph& graph) {
       if (!in_range(id, graph.tensors.size()))
         throw bad(fmt::format("operand {} is tensor {}; expected 0 to {}", k, id,
                               static_cast<int64_t>(graph.tensors.size()) - 1));
-      if (!made[static_cast<size_t>(id)])
+      if (!made[id])
         throw bad(fmt::format(
             "operand {} is tensor {} ('{}'), which is made later; ops must stand in the order in which they run", k, id,
             graph.tensor(id).name));
@@ -141,7 +141,7 @@ void check_ops(const Graph& graph) {
       const Tensor& t = graph.tensor(id);
       if (t.kind != TensorKind::kValue || t.producer != static_cast<OpId>(i) || t.output != static_cast<int>(k))
         throw bad(fmt::format("output {} is tensor {} ('{}'), which says that something else makes it", k, id, t.name));
-      made[static_cast<size_t>(id)] = true;
+      made[id] = true;
     }
   }
 }
@@ -162,8 +162,8 @@ void check_inputs(const Graph& graph) {
   for (const TensorId id : graph.inputs) {
     if (!in_range(id, graph.tensors.size()) || graph.tensor(id).kind != TensorKind::kInput)
       throw invalid("the list of inputs holds tensor {}, which is no input", id);
-    if (listed[static_cast<size_t>(id)]) throw invalid("input '{}' is listed twice", graph.tensor(id).name);
-    listed[static_cast<size_t>(id)] = true;
+    if (listed[id]) throw invalid("input '{}' is listed twice", graph.tensor(id).name);
+    listed[id] = true;
     names.add(graph.tensor(id).name);
   }
   for (size_t i = 0; i < graph.tensors.size(); ++i)
@@ -178,8 +178,8 @@ void check_variables(const Graph& graph) {
     if (!in_range(v.tensor, graph.tensors.size()) || graph.tensor(v.tensor).kind != TensorKind::kVariable)
       throw invalid("the list of variables holds tensor {}, which is no variable", v.tensor);
     const Tensor& t = graph.tensor(v.tensor);
-    if (of[static_cast<size_t>(v.tensor)]) throw invalid("variable '{}' is listed twice", t.name);
-    of[static_cast<size_t>(v.tensor)] = &v;
+    if (of[v.tensor]) throw invalid("variable '{}' is listed twice", t.name);
+    of[v.tensor] = &v;
     names.add(t.name);
     if (t.name == "__metadata__")
       throw invalid("no parameter can be named '{}': files of safetensors keep that name; choose another", t.name);
@@ -235,8 +235,7 @@ void check_variables(const Graph& graph) {
       if (v.owner != kNone) throw invalid("variable '{}' is no optimizer state but has owner {}", name, v.owner);
       continue;
     }
-    if (!in_range(v.owner, graph.tensors.size()) || !of[static_cast<size_t>(v.owner)] ||
-        of[static_cast<size_t>(v.owner)]->role != Role::kParameter)
+    if (!in_range(v.owner, graph.tensors.size()) || !of[v.owner] || of[v.owner]->role != Role::kParameter)
       throw invalid("optimizer state '{}' has owner {}, which is no parameter", name, v.owner);
     if (v.state_name.empty()) throw invalid("optimizer state '{}' has no state name", name);
   }

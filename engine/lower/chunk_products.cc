@@ -59,7 +59,7 @@ class Chunker {
       return tail;
     }
   };
-  Buffer& buffer(BufferId b) { return p_.buffers[static_cast<size_t>(b)]; }
+  Buffer& buffer(BufferId b) { return p_.buffers[b]; }
 
   static bool is_product(const Graph& g, const Op& op) {
     return has_flag(op.code, kProduct) && !attr_bool(op.attrs, "transpose_a") &&
@@ -159,8 +159,8 @@ class Chunker {
   // It is the first that reads what is gathered.
   bool goes_with(const Op& gather, const Op& reader) const {
     const TensorId y = gather.outputs[0];
-    const auto& readers = low_.readers[static_cast<size_t>(y)];
-    return gather.inputs.size() == 1 && !low_.kept[static_cast<size_t>(y)] && !readers.empty() &&
+    const auto& readers = low_.readers[y];
+    return gather.inputs.size() == 1 && !low_.kept[y] && !readers.empty() &&
            &g_.op(*std::min_element(readers.begin(), readers.end())) == &reader && is_product(g_, reader) &&
            reader.inputs[0] == y && reader.inputs[1] != y && gather.phase == reader.phase &&
            gather.stage == reader.stage && gather.region == reader.region;
@@ -170,8 +170,8 @@ class Chunker {
   bool before_reduce(size_t k, const Op& op) {
     const TensorId y = op.inputs[0];
     const OpId made = g_.tensor(y).producer;
-    if (made == kNone || !is_product(g_, g_.op(made)) || low_.readers[static_cast<size_t>(y)].size() != 1 ||
-        low_.kept[static_cast<size_t>(y)] || follows_gather(g_.op(made)))
+    if (made == kNone || !is_product(g_, g_.op(made)) || low_.readers[y].size() != 1 || low_.kept[y] ||
+        follows_gather(g_.op(made)))
       return false;
     const Instruction& collective = in_->instructions[k];
     const BufferId whole = collective.in[0], result = collective.out[0];
@@ -215,7 +215,7 @@ class Chunker {
   // all_gather -> matmul: the first that reads the result.
   bool after_gather(size_t k, const Op& op) {
     const TensorId y = op.outputs[0];
-    const auto& readers = low_.readers[static_cast<size_t>(y)];
+    const auto& readers = low_.readers[y];
     if (readers.empty()) return false;
     const Op& reader = g_.op(*std::min_element(readers.begin(), readers.end()));
     if (!goes_with(op, reader)) return false;

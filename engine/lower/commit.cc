@@ -52,7 +52,7 @@ bool updates(const Draft& draft, const Graph& graph, size_t segment, size_t inde
   return std::ranges::any_of(aliases, [&](const Alias& a) {
     const auto x = static_cast<size_t>(a.input);
     return a.must && x < i.in.size() && i.in[x] != kNone &&
-           draft.program.buffers[static_cast<size_t>(storage_of(draft.program, i.in[x]))].kind == BufferKind::kVariable;
+           draft.program.buffers[storage_of(draft.program, i.in[x])].kind == BufferKind::kVariable;
   });
 }
 

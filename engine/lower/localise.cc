@@ -27,7 +27,7 @@ Ints flat(const std::vector<Interval>& intervals) {
 
 Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Place& place, int64_t rotate) const {
   if (axis == kTime) return cut_of(time_, false, extent, place.micro_batch);
-  const std::vector<MeshAxis>& axes = g_.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
+  const std::vector<MeshAxis>& axes = g_.tasks.meshes[place.mesh].axes;
   if (rotate == 0) return cut_of(axes, axis - 1, state, extent, place.coordinates);
   Ints at = place.coordinates;
   at[axis - 1] = (at[axis - 1] + axes[axis - 1].size - rotate) % axes[axis - 1].size;
@@ -36,8 +36,8 @@ Interval Localiser::interval(size_t axis, bool state, int64_t extent, const Plac
 
 template <class Body>
 void Localiser::each_cut(TensorId id, const Place& place, size_t but, Body body) const {
-  if (!cut_[static_cast<size_t>(id)]) return;
-  const std::vector<AxisSharding>& axes = g_.shardings[static_cast<size_t>(id)].axes;
+  if (!cut_[id]) return;
+  const std::vector<AxisSharding>& axes = g_.shardings[id].axes;
   for (size_t a = 0; a < axes.size(); ++a) {
     const AxisSharding& l = axes[a];
     if (l.placement != Placement::kShard) continue;
@@ -133,7 +133,7 @@ Interval Localiser::samples(uint64_t mask, const Place& place) const {
 }
 
 Interval Localiser::micro_batches(const Place& place, size_t through) const {
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Mesh& mesh = g_.tasks.meshes[place.mesh];
   Interval run{0, g_.micro_batches};
   for (size_t a = 1; a < g_.axes() && a <= through && g_.micro_batches > 1; ++a) {
     if (!g_.by_micro_batch(a)) continue;
@@ -144,7 +144,7 @@ Interval Localiser::micro_batches(const Place& place, size_t through) const {
 }
 
 std::pair<SubAxis, int64_t> Localiser::local_sub_axis(TensorId id, size_t axis, const Place& place) const {
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Mesh& mesh = g_.tasks.meshes[place.mesh];
   const AxisSharding& l = g_.at(id, axis);
   const Dims& dims = g_.graph.tensor(id).dims;
   if (l.window.present()) return {l.sub_axis, l.window.result};
@@ -177,7 +177,7 @@ std::pair<SubAxis, int64_t> Localiser::local_sub_axis(TensorId id, size_t axis, 
 }
 
 Interval Localiser::member_part(TensorId id, size_t axis, const Place& place, int64_t extent) const {
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Mesh& mesh = g_.tasks.meshes[place.mesh];
   const AxisSharding& l = g_.at(id, axis);
   if (l.window.present()) return read_through(l.window, cut_of(mesh.axes, axis - 1, false, extent, place.coordinates));
   return cut_of(mesh.axes, axis - 1, l.state, extent, place.coordinates);
@@ -189,7 +189,7 @@ Interval Localiser::sliced_part(const Op& op, const Place& place) const {
 }
 
 Localiser::AxisCut Localiser::axis_cut(TensorId id, size_t axis, const Place& place) const {
-  const Mesh& mesh = g_.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Mesh& mesh = g_.tasks.meshes[place.mesh];
   const auto [sub_axis, extent] = local_sub_axis(id, axis, place);
   AxisCut out{sub_axis, {}};
   Place member = place;
@@ -347,7 +347,7 @@ Box Localiser::box(const Op& op, const Place& place) const {
     for (const SubAxisCut& other : cuts(id, place))
       in_dimension += other.sub_axis.dim == c.sub_axis.dim && !(other.sub_axis == box.batch);
     if (c.sub_axis.outer == 1 && in_dimension == 1)
-      box.origin[static_cast<size_t>(c.sub_axis.dim)] = c.at.begin * c.sub_axis.inner;
+      box.origin[c.sub_axis.dim] = c.at.begin * c.sub_axis.inner;
     else
       box.cuts.push_back({c.sub_axis, c.extent, c.at.begin, c.at.size()});
   }

@@ -40,7 +40,7 @@ std::vector<PlanOutput> outputs_of(const ShardedGraph& lg) {
     o.name = f.name;
     o.dtype = t.dtype;
     o.dims = t.dims;
-    o.mesh = lg.tasks.mesh_of_stage[static_cast<size_t>(lg.stage(f.tensor))];
+    o.mesh = lg.tasks.mesh_of_stage[lg.stage(f.tensor)];
     for (size_t a = 0; a < lg.axes(); ++a) {
       const bool cut = lg.at(f.tensor, a).placement == Placement::kShard;
       const bool samples = cut && lg.at(f.tensor, a).samples;
@@ -107,7 +107,7 @@ class Lowerer {
 
   // Along an axis that has one place in a mesh, cut or not is the same there.
   uint64_t seen_in(int32_t mesh, uint64_t mask) const {
-    const auto& axes = lg_.tasks.meshes[static_cast<size_t>(mesh)].axes;
+    const auto& axes = lg_.tasks.meshes[mesh].axes;
     for (size_t a = 0; a < axes.size(); ++a)
       if (axes[a].size == 1 && axes[a].only < 0) mask &= ~(uint64_t{1} << (a + 1));
     return mask;
@@ -118,7 +118,7 @@ class Lowerer {
     std::set<uint64_t> masks;
     std::map<std::pair<int32_t, uint64_t>, int64_t> seen;  // in each mesh
     std::vector<int64_t> times(lg_.graph.tensors.size());
-    const auto use = [&](TensorId id) { ++times[static_cast<size_t>(id)]; };
+    const auto use = [&](TensorId id) { ++times[id]; };
     for (const Op& op : lg_.graph.ops) {
       for (const TensorId id : op.inputs)
         if (id != kNone) use(id);
@@ -129,7 +129,7 @@ class Lowerer {
     for (const TensorId id : lg_.graph.inputs) use(id);
     for (size_t t = 0; t < times.size(); ++t) {
       if (times[t] == 0) continue;
-      const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])];
+      const int32_t mesh = lg_.tasks.mesh_of_stage[lg_.stages[t]];
       const uint64_t mask = low_.local.sample_mask(static_cast<TensorId>(t));
       masks.insert(mask);
       seen[{mesh, seen_in(mesh, mask)}] += times[t];
@@ -211,7 +211,7 @@ class Lowerer {
     link.capacity = body ? std::max({1, capacity_, distance > 1 ? static_cast<int>(lg_.micro_batches) : 1}) : 1;
     check_versions(link.capacity, lg_.tasks.schedule);
     const auto place_of = [&](int32_t stage, const Mesh& mesh, size_t k) {
-      return Place{lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], mesh.coordinates(static_cast<int64_t>(k)), u};
+      return Place{lg_.tasks.mesh_of_stage[stage], mesh.coordinates(static_cast<int64_t>(k)), u};
     };
     const bool of_one = op.attrs.contains("from");  // what one coordinate along the axis holds
     const size_t axis = of_one ? static_cast<size_t>(attr_int(op.attrs, "group")) + 1 : 0;
@@ -311,7 +311,7 @@ class Lowerer {
     placed_ = apart_;
     signatures_.resize(meshes);
     for (const Op& op : lg_.graph.ops) {
-      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(op.stage)]);
+      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[op.stage]);
       for (size_t a = 1; a < lg_.axes(); ++a)
         if (lg_.tasks.meshes[mesh].axes[a - 1].size > 1 && !apart_[mesh][a] && low_.local.depends_on_coordinate(op, a))
           (is_patched(lg_, op) && !(lg_.exact && lg_.by_micro_batch(a)) ? placed_ : apart_)[mesh][a] = 1;
@@ -320,7 +320,7 @@ class Lowerer {
     std::vector<SubAxis> sub_axes;
     for (size_t t = 0; t < lg_.graph.tensors.size(); ++t) {
       Watch::look();
-      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stages[t])]);
+      const auto mesh = static_cast<size_t>(lg_.tasks.mesh_of_stage[lg_.stages[t]]);
       s.clear(), sub_axes.clear();
       const auto& cuts = lg_.shardings[t].axes;
       for (size_t a = 0; a < lg_.axes(); ++a) {
@@ -372,7 +372,7 @@ class Lowerer {
           if (placed_[m][a]) key.push_back(row.coordinates[a - 1]);
         if (!low_.options.share) sizes.push_back(row.device), key.push_back(row.device);
         give_program(row, place, std::move(sizes), std::move(key));
-        entry_.rows[static_cast<size_t>(row.device)] = std::move(row);
+        entry_.rows[row.device] = std::move(row);
       }
     }
   }
@@ -381,7 +381,7 @@ class Lowerer {
   // cut them, and along the axes outside of a ragged one. What stands for the axes that do not matter is -1.
   Ints where(const Place& place, uint64_t axes) const {
     Ints out{place.mesh};
-    const Mesh& mesh = lg_.tasks.meshes[static_cast<size_t>(place.mesh)];
+    const Mesh& mesh = lg_.tasks.meshes[place.mesh];
     bool ragged = false;
     for (size_t a = lg_.axes(); a-- > 1;) {
       out.push_back(ragged || (axes >> a & 1) ? place.coordinates[a - 1] : -1);
@@ -401,7 +401,7 @@ class Lowerer {
     Ints sizes{cut.whole.size()};
     for (int64_t u = 0; u < lg_.micro_batches; ++u) {
       Watch::look();
-      const bool like_before = low_.size_class[static_cast<size_t>(u)] != u;
+      const bool like_before = low_.size_class[u] != u;
       if (like_before && low_.options.detail != Detail::kWhole) continue;
       place.micro_batch = u;
       cut.micro_batches.push_back(low_.local.samples(mask, place));
@@ -454,7 +454,7 @@ class Lowerer {
       add_row_waits(draft.program);
     }
     draft.program.variable_bytes = variable_bytes(place);
-    const auto& placed = placed_[static_cast<size_t>(place.mesh)];
+    const auto& placed = placed_[place.mesh];
     if (patterns.size() < kMostPatterns && std::any_of(placed.begin(), placed.end(), [](char axis) { return axis; })) {
       Pattern made{entry_.programs.size(), {low_, draft, place}};
       if (auto values = made.pattern.at(draft.program, place)) {  // not so where products run in chunks of their own
@@ -511,7 +511,7 @@ class Lowerer {
   int64_t variable_bytes(const Place& place) const {
     int64_t bytes = 0;
     for (const Variable& v : lg_.graph.variables)
-      if (lg_.tasks.mesh_of_stage[static_cast<size_t>(lg_.stage(v.tensor))] == place.mesh)
+      if (lg_.tasks.mesh_of_stage[lg_.stage(v.tensor)] == place.mesh)
         bytes += low_.local.elements(v.tensor, place) * size_of(lg_.graph.tensor(v.tensor).dtype);
     return bytes;
   }

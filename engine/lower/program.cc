@@ -23,9 +23,7 @@ StepScalar step_scalar(const std::string& name) {
 
 }  // namespace
 
-Queue Lowering::queue_of_group(int32_t group) const {
-  return queue_of(lg.tasks.meshes[0].axes[static_cast<size_t>(group)].name);
-}
+Queue Lowering::queue_of_group(int32_t group) const { return queue_of(lg.tasks.meshes[0].axes[group].name); }
 
 int32_t Lowering::mask_number(uint64_t mask) const {
   const auto at = std::find(masks.begin(), masks.end(), mask);
@@ -41,24 +39,22 @@ void Lowering::index() {
   early_input.resize(g.tensors.size());
   for (size_t i = 0; i < g.ops.size(); ++i) {
     const Op& op = g.ops[i];
-    const auto mesh = [&](int32_t stage) {
-      return static_cast<size_t>(lg.tasks.mesh_of_stage[static_cast<size_t>(stage)]);
-    };
+    const auto mesh = [&](int32_t stage) { return static_cast<size_t>(lg.tasks.mesh_of_stage[stage]); };
     ops_of_mesh[mesh(op.stage)].push_back(static_cast<OpId>(i));
     if (op.code == OpCode::k_transfer && mesh(lg.stage(op.inputs[0])) != mesh(op.stage))
       ops_of_mesh[mesh(lg.stage(op.inputs[0]))].push_back(static_cast<OpId>(i));
     for (const TensorId id : op.inputs)
-      if (id != kNone && op.region != Region::kEpilogue) early_input[static_cast<size_t>(root_of(id))] = 1;
+      if (id != kNone && op.region != Region::kEpilogue) early_input[root_of(id)] = 1;
   }
   kept.resize(g.tensors.size());
   for (const NamedTensor& f : lg.fetches) {
-    kept[static_cast<size_t>(f.tensor)] = 1;
+    kept[f.tensor] = 1;
     // What is there from the start leaves before anything changes it.
     const TensorId whole = root_of(f.tensor);
-    if (g.tensor(whole).kind == TensorKind::kInput) early_input[static_cast<size_t>(whole)] = 1;
+    if (g.tensor(whole).kind == TensorKind::kInput) early_input[whole] = 1;
   }
   for (const Variable& v : g.variables)
-    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+    if (v.next != kNone) kept[v.next] = 1;
   for (size_t i = 0; i < g.inputs.size(); ++i) input_number[g.inputs[i]] = static_cast<int32_t>(i);
   for (const auto& [form, input] : lg.input_forms) input_number[form] = input_number.at(input);
   for (const Variable& v : g.variables) {
@@ -80,13 +76,12 @@ void Lowering::find_of_one_segment() {
   for (const Op& op : g.ops) {
     if (op.region != Region::kBody || op.code == OpCode::k_accumulate) continue;
     for (const TensorId id : op.outputs)
-      if (id != kNone && !lg.time_varies(id) && !kept[static_cast<size_t>(id)])
-        of_one_segment[static_cast<size_t>(id)] =
-            std::ranges::all_of(readers[static_cast<size_t>(id)], [&](OpId r) { return beside(op, g.op(r)); });
+      if (id != kNone && !lg.time_varies(id) && !kept[id])
+        of_one_segment[id] = std::ranges::all_of(readers[id], [&](OpId r) { return beside(op, g.op(r)); });
   }
   // What is seen through a view lives as long as the view.
   for (size_t t = 0; t < g.tensors.size(); ++t)
-    if (!of_one_segment[t]) of_one_segment[static_cast<size_t>(root[t])] = 0;
+    if (!of_one_segment[t]) of_one_segment[root[t]] = 0;
 }
 
 WorkKind Lowering::work_of(const Op& op) const {
@@ -102,7 +97,7 @@ SegmentKey Lowering::maker_of(const Op& tree) const {
 
 std::vector<const Op*> Lowering::trees(int32_t mesh, const SegmentKey& maker) const {
   std::vector<const Op*> out;
-  for (const OpId i : ops_of_mesh[static_cast<size_t>(mesh)])
+  for (const OpId i : ops_of_mesh[mesh])
     if (const Op& op = lg.graph.op(i); is_tree(op) && maker_of(op) == maker) out.push_back(&op);
   return out;
 }
@@ -141,7 +136,7 @@ int64_t begin_of_view(const Lowering& low, const Place& place, TensorId id) {
 
 BufferId buffer_of(Draft& draft, const Site& at, TensorId id) {
   const ShardedGraph& lg = at.lg();
-  const bool varies = at.low.timed() && (lg.time_varies(id) || at.low.of_one_segment[static_cast<size_t>(id)]);
+  const bool varies = at.low.timed() && (lg.time_varies(id) || at.low.of_one_segment[id]);
   const int32_t variant = varies ? at.key.variant : -1;
   if (const BufferId known = draft.buffers.of(id, variant); known != kNone) return known;
   const Tensor& t = lg.graph.tensor(id);
@@ -175,7 +170,7 @@ void feed_for(Draft& draft, const Site& at, TensorId id) {
   const TensorId input = at.low.root_of(id);
   if (at.graph().tensor(input).kind != TensorKind::kInput) return;
   const bool whole = at.low.timed() && !at.lg().time_varies(input);
-  const Region first = at.low.early_input[static_cast<size_t>(input)] ? Region::kPrologue : Region::kEpilogue;
+  const Region first = at.low.early_input[input] ? Region::kPrologue : Region::kEpilogue;
   if ((whole && at.region != first) || !draft.fed.insert(input).second || at.empty(input)) return;
   Instruction feed;
   feed.name = "feed." + at.graph().tensor(input).name;
@@ -265,10 +260,8 @@ void messages_at_the_ends(Draft& draft, const Site& at) {
     for (size_t k = send + 1; k < list.size(); ++k) {
       if (!ops[k]) continue;
       for (const Alias& a : aliases_of(at.graph(), *ops[k]))
-        if (a.must && static_cast<size_t>(a.input) < list[k].in.size() &&
-            list[k].in[static_cast<size_t>(a.input)] != kNone &&
-            storage_of(draft.program, list[k].in[static_cast<size_t>(a.input)]) ==
-                storage_of(draft.program, list[send].in[0]))
+        if (a.must && static_cast<size_t>(a.input) < list[k].in.size() && list[k].in[a.input] != kNone &&
+            storage_of(draft.program, list[k].in[a.input]) == storage_of(draft.program, list[send].in[0]))
           return true;
     }
     return false;

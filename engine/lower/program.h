@@ -51,7 +51,7 @@ struct Lowering {
 
   void index();  // fills these in
   void find_of_one_segment();
-  TensorId root_of(TensorId id) const { return root[static_cast<size_t>(id)]; }
+  TensorId root_of(TensorId id) const { return root[id]; }
   int32_t mask_number(uint64_t mask) const;
   Queue queue_of_group(int32_t group) const;
   bool timed() const { return lg.micro_batches > 1; }
@@ -88,12 +88,12 @@ class BufferTable {
  public:
   explicit BufferTable(size_t tensors) : fixed_(tensors, kNone) {}
   BufferId of(TensorId id, int32_t variant) const {  // kNone: none yet
-    if (variant < 0) return fixed_[static_cast<size_t>(id)];
+    if (variant < 0) return fixed_[id];
     const auto known = varying_.find({id, variant});
     return known == varying_.end() ? kNone : known->second;
   }
   void set(TensorId id, int32_t variant, BufferId buffer) {
-    (variant < 0 ? fixed_[static_cast<size_t>(id)] : varying_[{id, variant}]) = buffer;
+    (variant < 0 ? fixed_[id] : varying_[{id, variant}]) = buffer;
   }
   // Calls body(tensor, variant, buffer) for all.
   template <class Body>
@@ -122,7 +122,7 @@ struct Draft {
   std::map<const Op*, BufferIds> sums;   // of trees: their places
   std::set<TensorId> fed;                // inputs that the last segment has been given
 
-  Buffer& buffer(BufferId b) { return program.buffers[static_cast<size_t>(b)]; }
+  Buffer& buffer(BufferId b) { return program.buffers[b]; }
   BufferId add(Buffer b);
   void add(Instruction instruction, const Op* op);  // to the last segment
 };
@@ -137,8 +137,8 @@ struct Site {
 
   const ShardedGraph& lg() const { return low.lg; }
   const Graph& graph() const { return low.lg.graph; }
-  const std::vector<OpId>& ops() const { return low.ops_of_mesh[static_cast<size_t>(place.mesh)]; }
-  bool here(int32_t stage) const { return lg().tasks.mesh_of_stage[static_cast<size_t>(stage)] == place.mesh; }
+  const std::vector<OpId>& ops() const { return low.ops_of_mesh[place.mesh]; }
+  bool here(int32_t stage) const { return lg().tasks.mesh_of_stage[stage] == place.mesh; }
   Dims dims(TensorId id) const { return low.local.dims(id, place); }
   bool empty(TensorId id) const { return low.local.empty(id, place); }
   bool runs(const Op& op) const { return has(op, op.stage); }

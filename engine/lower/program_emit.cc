@@ -62,7 +62,7 @@ bool nobody_has_any(const Site& at, const Op& op, const work::Collective& c) {
   for (size_t k = 0; k < op.inputs.size(); ++k) {
     Dims whole = at.dims(op.inputs[k]);
     const SubAxis& sub_axis = c.cuts[k].sub_axis;
-    whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * sub_axis.inner;
+    whole[sub_axis.dim] = sub_axis.outer * sub_axis.inner;
     if (element_count(whole) > 0) return false;
   }
   return true;

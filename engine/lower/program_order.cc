@@ -33,7 +33,7 @@ void plan_sums(const Lowering& low, const SegmentKey& maker, const std::vector<i
 // A row of the body; in exact mode behind it the one that adds what it makes to sums.
 void add_row(const Lowering& low, const Place& place, const ScheduleRow& row, Additions& added, ProgramOrder& out) {
   out.rows.push_back(row);
-  const SegmentPlan& base = out.segments[static_cast<size_t>(row.segment)];
+  const SegmentPlan& base = out.segments[row.segment];
   const SegmentKey maker{base.key.stage, base.key.kind, -1};
   const auto tree = out.trees.find(maker);
   if (tree == out.trees.end() || low.trees(place.mesh, maker).empty()) return;
@@ -68,7 +68,7 @@ ProgramOrder in_a_row(const Lowering& low, const Place& place) {
   }
   std::map<int32_t, int32_t> segment_of;  // by the first micro-batch of a size
   for (const int64_t u : watched(mine.begin, mine.end)) {
-    const int32_t first = low.size_class[static_cast<size_t>(u)];
+    const int32_t first = low.size_class[u];
     const auto [at, fresh] = segment_of.try_emplace(first, 0);
     if (fresh) {
       std::string name = !low.timed()             ? "step"
@@ -103,7 +103,7 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   const Interval mine = low.local.micro_batches(place);
   const PipelineSchedule& pipeline = low.schedules.at(mine.size());
   constexpr const char* kNames[] = {"forward", "backward", "weight"};
-  const auto& order = pipeline.devices[static_cast<size_t>(place.mesh)];
+  const auto& order = pipeline.devices[place.mesh];
   const bool between = between_virtual_stages(low, place);
   const auto virtual_stage_of = [&](const WorkItem& item) { return between ? 0 : item.virtual_stage; };
   const std::map<int, int64_t> versions = alive_at_once(order, between);
@@ -113,10 +113,10 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   // In the order of the model, so that a value's buffer is known before it is read.
   for (size_t k = 0; k < 3; ++k)
     for (int32_t stage = 0; stage < static_cast<int32_t>(low.lg.tasks.stages()); ++stage) {
-      if (low.lg.tasks.mesh_of_stage[static_cast<size_t>(stage)] != place.mesh) continue;
+      if (low.lg.tasks.mesh_of_stage[stage] != place.mesh) continue;
       const auto kind = static_cast<WorkKind>(k);
       for (const int64_t u : watched(mine.begin, mine.end)) {
-        const int32_t first = low.size_class[static_cast<size_t>(u)];
+        const int32_t first = low.size_class[u];
         const SegmentKey key{stage, kind, first};
         if (segments.contains(key) || (kind == WorkKind::kWeight && !pipeline.split_backward)) continue;
         std::string name = fmt::format("{}.{}", kNames[k], stage);
@@ -132,8 +132,8 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   Additions added;
   for (const WorkItem& item : watched(order)) {
     const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;
-    const int32_t segment = segments.at(
-        {model_stage(pipeline, place.mesh, item.virtual_stage), item.kind, low.size_class[static_cast<size_t>(u)]});
+    const int32_t segment =
+        segments.at({model_stage(pipeline, place.mesh, item.virtual_stage), item.kind, low.size_class[u]});
     const int64_t n = out.versions[segment] = versions.at(virtual_stage_of(item));
     add_row(low, place, {.segment = segment, .micro_batch = u, .version = static_cast<int32_t>(item.micro_batch % n)},
             added, out);

@@ -57,7 +57,7 @@ ProgramPattern::Group& ProgramPattern::group_of(const std::vector<size_t>& axes)
 }
 
 void ProgramPattern::add_instructions(const Draft& draft, const Place& place) {
-  const auto& axes = low_.lg.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
+  const auto& axes = low_.lg.tasks.meshes[place.mesh].axes;
   for (size_t s = 0; s < draft.ops.size(); ++s)
     for (size_t k = 0; k < draft.ops[s].size(); ++k) {
       Watch::look();
@@ -83,17 +83,17 @@ void ProgramPattern::add_instructions(const Draft& draft, const Place& place) {
 
 void ProgramPattern::add_parts(const Draft& draft, const Place& place) {
   const Graph& g = low_.lg.graph;
-  const auto& axes = low_.lg.tasks.meshes[static_cast<size_t>(place.mesh)].axes;
+  const auto& axes = low_.lg.tasks.meshes[place.mesh].axes;
   std::vector<std::pair<TensorId, int64_t>> shown(draft.program.buffers.size(), {kNone, 0});
   draft.buffers.each([&](TensorId id, int32_t variant, BufferId buffer) {
-    shown[static_cast<size_t>(buffer)] = {id, std::max(variant, 0)};
+    shown[buffer] = {id, std::max(variant, 0)};
   });
   for (size_t b = 0; b < shown.size(); ++b) {
     Watch::look();
     Part part;
     std::vector<size_t> along;
     for (auto id = static_cast<BufferId>(b);;) {
-      const auto [tensor, micro_batch] = shown[static_cast<size_t>(id)];
+      const auto [tensor, micro_batch] = shown[id];
       bool cut = false;
       for (TensorId t = tensor; t != kNone && g.tensor(t).producer != kNone;) {
         const Op& op = g.op(g.tensor(t).producer);

@@ -18,7 +18,7 @@ Instruction instruction_for(const Op& tree, Work work, BufferIds in, const Draft
   i.out = {out};
   i.phase = tree.phase;
   i.scope = tree.scope;
-  i.bytes = passes * static_cast<double>(draft.program.buffers[static_cast<size_t>(out)].bytes);
+  i.bytes = passes * static_cast<double>(draft.program.buffers[out].bytes);
   return i;
 }
 
@@ -48,7 +48,7 @@ BufferId add_rows(Draft& draft, const std::string& name, DType dtype, int64_t ro
 
 // Sums that wait in the host's memory: a copy on the device, and back.
 bool offloaded(const Site& at, const Op& tree) {
-  return std::ranges::any_of(at.low.readers[static_cast<size_t>(tree.outputs[0])], [&](OpId i) {
+  return std::ranges::any_of(at.low.readers[tree.outputs[0]], [&](OpId i) {
     return at.graph().op(i).code == OpCode::k_to_host && at.graph().op(i).inputs[0] == tree.outputs[0];
   });
 }
@@ -73,7 +73,7 @@ std::vector<TreeNode> nodes_under(const Lowering& low, const Place& place, size_
   if (axis == low.lg.axes()) return tree_nodes(low.lg.micro_batches, low.local.micro_batches(place));
   std::vector<TreeNode> all;
   Place other = place;
-  const Mesh& mesh = low.lg.tasks.meshes[static_cast<size_t>(place.mesh)];
+  const Mesh& mesh = low.lg.tasks.meshes[place.mesh];
   for (int64_t k = 0; k < mesh.axes[axis - 1].size; ++k) {
     other.coordinates[axis - 1] = k;
     const std::vector<TreeNode> more = nodes_under(low, other, axis + 1);
@@ -97,7 +97,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
   const bool away = offloaded(at, tree);
   BufferIds mine;
   for (const int32_t s : plan.place_of) {
-    const BufferId sum = draft.sums.at(&tree)[static_cast<size_t>(s)];
+    const BufferId sum = draft.sums.at(&tree)[s];
     mine.push_back(away ? on_device(draft, at, tree, sum) : sum);
   }
   Gathered all{&tree, mine.empty() ? kNone : mine[0], plan.nodes};
@@ -106,7 +106,7 @@ Gathered gather(Draft& draft, const Site& at, const Op& tree, const TreePlan& pl
     const work::Kernel join{.op = OpCode::k_concat, .attrs = {{"axis", int64_t{0}}}};
     draft.add(instruction_for(tree, join, std::move(mine), draft, all.rows, 2), nullptr);
   }
-  const Mesh& mesh = low.lg.tasks.meshes[static_cast<size_t>(at.place.mesh)];
+  const Mesh& mesh = low.lg.tasks.meshes[at.place.mesh];
   for (size_t a = low.lg.axes(); a-- > 1;) {
     if (!low.lg.by_micro_batch(a) || mesh.axes[a - 1].size == 1) continue;
     std::vector<Interval> cuts;
@@ -149,14 +149,13 @@ void finish(Draft& draft, const Site& at, const Gathered& all) {
               {"sub_axis", Ints{0, 1, 1}}, {"begin", static_cast<int64_t>(k)}, {"end", static_cast<int64_t>(k) + 1}}};
       draft.add(instruction_for(tree, slice, {all.rows}, draft, row.back(), 2), nullptr);
     }
-    for (const auto& [to, from] : merge.additions)
-      add_up(draft, tree, row[static_cast<size_t>(to)], row[static_cast<size_t>(from)]);
-    root = row[static_cast<size_t>(merge.root)];
+    for (const auto& [to, from] : merge.additions) add_up(draft, tree, row[to], row[from]);
+    root = row[merge.root];
   }
   const BufferId view = add_rows(draft, t.name, t.dtype, 1, n, root);
   draft.buffer(view).dims = at.dims(y);
   draft.buffers.set(y, -1, view);
-  for (const OpId i : at.low.readers[static_cast<size_t>(y)])  // at once, not when all sums are there
+  for (const OpId i : at.low.readers[y])  // at once, not when all sums are there
     if (stores_sum(at.low, at.graph().op(i))) emit(draft, at, at.graph().op(i));
 }
 
@@ -187,7 +186,7 @@ void add_to_sums(Draft& draft, const Site& at, const std::vector<TreeStep>& step
     if (n == 0) continue;
     const BufferId leaf = add_rows(draft, t.name + ".leaf", t.dtype, 1, n, buffer_of(draft, at, tree->inputs[0]));
     const bool away = offloaded(at, *tree);
-    const auto sum = [&](int32_t n) { return draft.sums.at(tree)[static_cast<size_t>(n)]; };
+    const auto sum = [&](int32_t n) { return draft.sums.at(tree)[n]; };
     BufferId last = leaf;  // of sums that are kept away: where the value is
     for (const TreeStep& s : steps) {
       if (away && s.copies) continue;

@@ -15,15 +15,15 @@ namespace {
 constexpr size_t kStoresUnderWay = 2;
 
 void share(Program& program, BufferId buffer, BufferId storage) {
-  Buffer& b = program.buffers[static_cast<size_t>(buffer)];
-  const Buffer& s = program.buffers[static_cast<size_t>(storage)];
+  Buffer& b = program.buffers[buffer];
+  const Buffer& s = program.buffers[storage];
   b.alias = storage;
   b.kind = s.kind == BufferKind::kInput ? BufferKind::kArena : s.kind;
   b.ref = b.kind == BufferKind::kArena ? -1 : s.ref;
   b.memory = s.memory;
   if (in_arena(s)) {
     const int32_t versions = std::max(b.versions, s.versions);
-    b.versions = program.buffers[static_cast<size_t>(storage)].versions = versions;
+    b.versions = program.buffers[storage].versions = versions;
   } else {
     b.versions = 1;
   }
@@ -31,8 +31,7 @@ void share(Program& program, BufferId buffer, BufferId storage) {
 
 int64_t begin_of(const Program& program, BufferId id) {
   int64_t at = 0;
-  for (; program.buffers[static_cast<size_t>(id)].alias != kNone; id = program.buffers[static_cast<size_t>(id)].alias)
-    at += program.buffers[static_cast<size_t>(id)].at;
+  for (; program.buffers[id].alias != kNone; id = program.buffers[id].alias) at += program.buffers[id].at;
   return at;
 }
 
@@ -153,8 +152,8 @@ void place_next_values(Draft& draft, const Graph& graph) {
   for (const auto& [variable, next] : draft.next) {
     Watch::look();
     const BufferId from = storage_of(p, next);
-    const Buffer& source = p.buffers[static_cast<size_t>(from)];
-    const Buffer& target = p.buffers[static_cast<size_t>(variable)];
+    const Buffer& source = p.buffers[from];
+    const Buffer& target = p.buffers[variable];
     const bool away = target.memory == Memory::kHost;
     const bool alike = in_arena(source) && source.kind == BufferKind::kArena && source.memory == target.memory &&
                        source.bytes == target.bytes;
@@ -194,22 +193,22 @@ void work_in_place(Draft& draft, const Graph& graph, bool must) {
         if (a.must != must || static_cast<size_t>(a.output) >= i.out.size() ||
             static_cast<size_t>(a.input) >= i.in.size())
           continue;
-        if (i.in[static_cast<size_t>(a.input)] == kNone || i.out[static_cast<size_t>(a.output)] == kNone) continue;
-        const BufferId out = i.out[static_cast<size_t>(a.output)], in = i.in[static_cast<size_t>(a.input)];
+        if (i.in[a.input] == kNone || i.out[a.output] == kNone) continue;
+        const BufferId out = i.out[a.output], in = i.in[a.input];
         const BufferId from = storage_of(p, in), to = storage_of(p, out);
         if (from == to) continue;
-        const Buffer &b_in = p.buffers[static_cast<size_t>(from)], &b_out = p.buffers[static_cast<size_t>(out)];
+        const Buffer &b_in = p.buffers[from], &b_out = p.buffers[out];
         if (must) {
-          WHALE_CHECK(to == out && p.buffers[static_cast<size_t>(in)].bytes == b_out.bytes,
+          WHALE_CHECK(to == out && p.buffers[in].bytes == b_out.bytes,
                       "an in-place result has storage of its own already");
-          p.buffers[static_cast<size_t>(out)].at = begin_of(p, in);
+          p.buffers[out].at = begin_of(p, in);
           draft.lies_in[out] = in;
           share(p, out, from);
           continue;
         }
         if (to != out || !in_arena(b_in) || !in_arena(b_out) || b_in.bytes != b_out.bytes || b_in.dtype != b_out.dtype)
           continue;
-        Life &life = lives[static_cast<size_t>(from)], &mine = lives[static_cast<size_t>(out)];
+        Life &life = lives[from], &mine = lives[out];
         const auto here = start + static_cast<int64_t>(k);
         if (life.last != here || mine.first != here || life.first_segment != static_cast<int32_t>(s) ||
             mine.last_segment != static_cast<int32_t>(s))
@@ -234,7 +233,7 @@ std::vector<char> kept_in_body(const Program& p) {
   const auto body = static_cast<int32_t>(p.segments.size()) - 1;
   std::vector<char> elsewhere(p.buffers.size());
   for (int32_t s = 0; s <= body; ++s)
-    for (const Instruction& i : p.segments[static_cast<size_t>(s)].instructions)
+    for (const Instruction& i : p.segments[s].instructions)
       for (const BufferIds* list : {&i.in, &i.out})
         for (const BufferId b : *list) {
           if (b == kNone) continue;
@@ -258,7 +257,7 @@ void share_between_sizes(Draft& draft) {
   const auto note = [&](BufferId b, int32_t mine) {
     int32_t& of = variant[root(b)];
     of = of == kNone || of == mine ? mine : kMixed;
-    known[static_cast<size_t>(b)] = 1;
+    known[b] = 1;
   };
   std::map<TensorId, std::vector<BufferId>> sizes;
   draft.buffers.each([&](TensorId id, int32_t mine, BufferId b) {
@@ -314,12 +313,12 @@ class LastUses {
   template <class Body>
   void each(BufferId b, Body body) const {
     const Interval mine = at(b);
-    for (const Use& u : of_[static_cast<size_t>(storage_of(p_, b))])
+    for (const Use& u : of_[storage_of(p_, b)])
       if (u.at.begin < mine.end && mine.begin < u.at.end) body(u.made, u.read);
   }
   void note_read(BufferId b, size_t queue, int64_t now) {
     const Interval mine = at(b);
-    auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
+    auto& uses = of_[storage_of(p_, b)];
     auto use = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.at == mine; });
     if (use == uses.end()) use = uses.insert(use, Use{mine});
     use->read[queue] = now;
@@ -327,7 +326,7 @@ class LastUses {
   // Who makes something has waited for all that were here before.
   void note_made(BufferId b, size_t queue, int64_t now) {
     const Interval mine = at(b);
-    auto& uses = of_[static_cast<size_t>(storage_of(p_, b))];
+    auto& uses = of_[storage_of(p_, b)];
     std::erase_if(uses, [&](const Use& u) { return mine.begin <= u.at.begin && u.at.end <= mine.end; });
     uses.push_back(Use{mine});
     uses.back().made[queue] = now;
@@ -340,7 +339,7 @@ class LastUses {
   };
   Interval at(BufferId b) const {
     const int64_t begin = begin_of(p_, b);
-    return {begin, begin + p_.buffers[static_cast<size_t>(b)].bytes};
+    return {begin, begin + p_.buffers[b].bytes};
   }
   const Program& p_;
   std::vector<std::vector<Use>> of_;
@@ -423,8 +422,7 @@ void place_arenas(Program& program, MemoryPlanner& planner) {
   program.peak_live_bytes = device.peak_live;
   program.host_bytes = place_arena(program, lives, Memory::kHost, planner).bytes;
   for (size_t b = 0; b < program.buffers.size(); ++b)
-    if (const BufferId s = program.buffers[b].alias; s != kNone)
-      program.buffers[b].offset = program.buffers[static_cast<size_t>(s)].offset;
+    if (const BufferId s = program.buffers[b].alias; s != kNone) program.buffers[b].offset = program.buffers[s].offset;
 }
 
 }  // namespace whale

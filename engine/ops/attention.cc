@@ -270,8 +270,8 @@ Factors factors_merge(const OpView& v) {
   Factors f;
   const Dims& d = in_dims(v, 0);
   const auto add = [&](const char* name, int at, int row) {
-    add_factor(f, v, name, FactorKind::kMap, d[static_cast<size_t>(at)],
-               {sub_axis(at), sub_axis(row), sub_axis(at), sub_axis(row)}, {sub_axis(at), sub_axis(row)});
+    add_factor(f, v, name, FactorKind::kMap, d[at], {sub_axis(at), sub_axis(row), sub_axis(at), sub_axis(row)},
+               {sub_axis(at), sub_axis(row)});
   };
   add("b", 0, 0);
   add("tq", 1, 2);

@@ -31,7 +31,7 @@ int64_t local_extent(const OpView& v, SubAxis& d, const char* name = "sub_axis",
   d = {static_cast<int>(given[at]), given[at + 1], given[at + 2]};
   if (given[at] < 0 || given[at] >= rank_of(v, i) || d.outer < 1 || d.inner < 1)
     throw invalid("attribute '{}' is {}, which x {} does not have", name, to_string(given), to_string(in_dims(v, i)));
-  const int64_t whole = in_dims(v, i)[static_cast<size_t>(d.dim)];
+  const int64_t whole = in_dims(v, i)[d.dim];
   if (whole > 0 && (d.outer > whole || d.inner > whole / d.outer || whole % (d.outer * d.inner)))
     throw invalid("dimension {} of x {} is no multiple of {} * {}", d.dim, to_string(in_dims(v, i)), d.outer, d.inner);
   return whole == 0 ? 0 : whole / (d.outer * d.inner);
@@ -41,7 +41,7 @@ TensorType resized(const OpView& v, const SubAxis& d, int64_t extent, int i = 0)
   TensorType t = in(v, i);
   if (d.outer > kMost || d.inner > kMost / d.outer || extent > kMost / (d.outer * d.inner))
     throw invalid("a sub-axis of {} x {} x {} is too large", d.outer, extent, d.inner);
-  t.dims[static_cast<size_t>(d.dim)] = d.outer * extent * d.inner;
+  t.dims[d.dim] = d.outer * extent * d.inner;
   return t;
 }
 
@@ -81,7 +81,7 @@ std::vector<TensorType> infer_reduce_scatter(const OpView& v) {
     const int64_t extent = local_extent(v, d, "sub_axis", i);
     const std::vector<Interval> cuts = intervals_of(v, "cuts", i);
     if (extent != cuts.back().end) throw invalid("'cuts' do not cover the sub-axis's extent of {}", extent);
-    out.push_back(v.outputs.empty() ? resized(v, d, cuts[0].end, i) : v.outputs[static_cast<size_t>(i)]);
+    out.push_back(v.outputs.empty() ? resized(v, d, cuts[0].end, i) : v.outputs[i]);
   }
   return out;
 }
@@ -93,7 +93,7 @@ std::vector<TensorType> infer_all_to_all(const OpView& v) {
     throw invalid("'to_cuts' do not cover the sub-axis's extent of {}", extent);
   if (!v.outputs.empty()) return {v.outputs[0]};
   TensorType t = resized(v, from, intervals_of(v, "cuts").back().end);
-  t.dims[static_cast<size_t>(to.dim)] = to.outer * attr_ints(*v.attrs, "to_cuts")[1] * to.inner;
+  t.dims[to.dim] = to.outer * attr_ints(*v.attrs, "to_cuts")[1] * to.inner;
   return {t};
 }
 

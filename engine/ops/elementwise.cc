@@ -21,16 +21,15 @@ const char* expectation(bool (*accepts)(DType)) {
 
 void need_type(const OpView& v, int i, bool (*accepts)(DType)) {
   if (accepts(in(v, i).dtype)) return;
-  throw invalid("operand '{}' is {}, expected {}", def(v.code).inputs[static_cast<size_t>(i)].name, to_string(in(v, i)),
+  throw invalid("operand '{}' is {}, expected {}", def(v.code).inputs[i].name, to_string(in(v, i)),
                 expectation(accepts));
 }
 
 void need_one_dtype(const OpView& v, int i, int j) {
   if (in(v, i).dtype == in(v, j).dtype) return;
   const auto& ports = def(v.code).inputs;
-  throw invalid("operands '{}' ({}) and '{}' ({}) must have one dtype; cast one of them",
-                ports[static_cast<size_t>(i)].name, to_string(in(v, i)), ports[static_cast<size_t>(j)].name,
-                to_string(in(v, j)));
+  throw invalid("operands '{}' ({}) and '{}' ({}) must have one dtype; cast one of them", ports[i].name,
+                to_string(in(v, i)), ports[j].name, to_string(in(v, j)));
 }
 
 template <bool (*kAccepts)(DType)>
@@ -91,7 +90,7 @@ std::vector<TensorType> infer_fused(const OpView& v) {
   for (const TensorType& t : v.inputs) whole = broadcast_dims(whole, t.dims);
   for (const FusedStep& step : body.steps) {
     std::vector<TensorType> operands;
-    for (const int k : step.operands) operands.push_back(values[static_cast<size_t>(k)]);
+    for (const int k : step.operands) operands.push_back(values[k]);
     Attrs attrs;
     if (step.code == OpCode::k_cast) attrs["dtype"] = std::string(name_of(step.dtype));
     if (step.code == OpCode::k_dropout) attrs["rate"] = step.value;
@@ -103,7 +102,7 @@ std::vector<TensorType> infer_fused(const OpView& v) {
   }
   std::vector<TensorType> out;
   for (const int k : body.results) {
-    out.push_back(values[static_cast<size_t>(k)]);
+    out.push_back(values[k]);
     if (out.back().dims != whole)
       throw invalid("a result has shape {}, expected {}: that of all operands broadcast", to_string(out.back().dims),
                     to_string(whole));

@@ -49,8 +49,8 @@ Factors factors_embedding_grad(const OpView& v) {
   Factors f;
   const int n = rank_of(v, 1);
   for (int d = 0; d < n; ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[static_cast<size_t>(d)],
-               {sub_axis(d), sub_axis(d)}, {}, {0});
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 1)[d], {sub_axis(d), sub_axis(d)}, {},
+               {0});
   add_factor(f, v, "d", FactorKind::kMap, in_dims(v, 0).back(), {sub_axis(n)}, {sub_axis(1)});
   add_factor(f, v, "rows", FactorKind::kMap, attr_int(*v.attrs, "rows"), {}, {sub_axis(0)});
   f.list.back().size_attrs = {"rows"};

@@ -32,7 +32,7 @@ class OpFactors {
  public:
   explicit OpFactors(const Graph& graph) : g_(graph), of_(graph.ops.size()) {}
   const Factors& of(const Op& op) {  // one of the graph's
-    const Factors*& mine = of_[static_cast<size_t>(&op - g_.ops.data())];
+    const Factors*& mine = of_[&op - g_.ops.data()];
     if (!mine) mine = &table_.of(g_, op);
     return *mine;
   }

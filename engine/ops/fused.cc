@@ -81,7 +81,7 @@ FusedBody decode(const Attrs& attrs, int inputs) {
     const int64_t operands = in.next("an operand count", wanted, wanted);
     for (int64_t k = 0; k < operands; ++k)
       step.operands.push_back(static_cast<int>(in.next("an operand", 0, inputs + i - 1)));
-    step.value = (*values)[static_cast<size_t>(i)];
+    step.value = (*values)[i];
     body.steps.push_back(std::move(step));
   }
   while (in.at < in.data.size())

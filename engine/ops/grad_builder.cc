@@ -4,20 +4,20 @@ namespace whale {
 
 TensorId GradBuilder::input(int i) const {
   const TensorIds& inputs = graph.op(forward_).inputs;
-  return static_cast<size_t>(i) < inputs.size() ? inputs[static_cast<size_t>(i)] : kNone;
+  return static_cast<size_t>(i) < inputs.size() ? inputs[i] : kNone;
 }
 
 bool GradBuilder::wants(int i) const {
   const TensorId id = input(i);
   if (id == kNone || !is_float(graph.tensor(id).dtype)) return false;
-  return needs_grad.empty() || (static_cast<size_t>(i) < needs_grad.size() && needs_grad[static_cast<size_t>(i)]);
+  return needs_grad.empty() || (static_cast<size_t>(i) < needs_grad.size() && needs_grad[i]);
 }
 
 void GradBuilder::set(int i, TensorId grad) {
   if (!wants(i) || grad == kNone) return;
   const TensorId id = input(i);
   WHALE_CHECK(dims(grad) == dims(id), "the gradient rule of an op gave a gradient of another shape than its operand");
-  input_grads_[static_cast<size_t>(i)] = cast(grad, graph.tensor(id).dtype);
+  input_grads_[i] = cast(grad, graph.tensor(id).dtype);
 }
 
 TensorIds GradBuilder::emit_all(OpCode code, TensorIds inputs, Attrs attrs) {

@@ -17,8 +17,8 @@ class GradBuilder {
   // A copy each time: emitting may move the graph's vectors.
   Op op() const { return graph.op(forward_); }
   TensorId input(int i) const;  // kNone when absent
-  TensorId output(int i) const { return graph.op(forward_).outputs[static_cast<size_t>(i)]; }
-  TensorId grad(int i = 0) const { return output_grads_[static_cast<size_t>(i)]; }  // kNone: no influence
+  TensorId output(int i) const { return graph.op(forward_).outputs[i]; }
+  TensorId grad(int i = 0) const { return output_grads_[i]; }  // kNone: no influence
   const TensorType type(TensorId id) const { return {graph.tensor(id).dtype, graph.tensor(id).dims}; }
   Dims dims(TensorId id) const { return graph.tensor(id).dims; }  // a copy: emitting moves the tensors
   bool wants(int i) const;         // input i is present, floating point, and needs a gradient

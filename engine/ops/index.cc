@@ -39,7 +39,7 @@ std::vector<TensorType> infer_gather(const OpView& v) {
 }
 
 Dims gathered(const OpView& v) {
-  return {in_dims(v, 0)[static_cast<size_t>(normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size()))]};
+  return {in_dims(v, 0)[normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size())]};
 }
 
 // dy has the shape of gather's result; `size` stands where the dimensions of the indices were.
@@ -82,14 +82,14 @@ Factors factors_gather(const OpView& v) {
   Factors f;
   const Dims& out = v.outputs.at(0).dims;
   const int axis = normalize_axis(attr_int(*v.attrs, "axis"), in_dims(v, 0).size());
-  const auto extent = [&](int d) { return out[static_cast<size_t>(d)]; };
+  const auto extent = [&](int d) { return out[d]; };
   gather_dims(
       axis, rank_of(v, 1), static_cast<int>(out.size()),
       [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {sub_axis(x)}, {sub_axis(y)}); },
       [&](int y, int i) {
         add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {kAbsent, sub_axis(i)}, {sub_axis(y)});
       });
-  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[static_cast<size_t>(axis)], {sub_axis(axis)}, {}, {0});
+  add_factor(f, v, "rows", FactorKind::kLookup, in_dims(v, 0)[axis], {sub_axis(axis)}, {}, {0});
   f.list.back().begin_attr = "begin";
   f.linear = {{0}};
   return f;
@@ -98,7 +98,7 @@ Factors factors_gather(const OpView& v) {
 Factors factors_gather_grad(const OpView& v) {
   Factors f;
   const Dims& dy = in_dims(v, 0);
-  const auto extent = [&](int d) { return dy[static_cast<size_t>(d)]; };
+  const auto extent = [&](int d) { return dy[d]; };
   gather_dims(
       grad_axis(v), rank_of(v, 1), rank_of(v, 0),
       [&](int y, int x) { add_factor(f, v, dim_name(y), FactorKind::kMap, extent(y), {sub_axis(y)}, {sub_axis(x)}); },
@@ -115,8 +115,7 @@ Factors factors_gather_grad(const OpView& v) {
 void grad_gather(GradBuilder& b) {
   const Dims x = b.dims(b.input(0));
   const int axis = normalize_axis(attr_int(b.op().attrs, "axis"), x.size());
-  b.set(0, b.emit(OpCode::k_gather_grad, {b.grad(), b.input(1)},
-                  {{"axis", int64_t{axis}}, {"size", x[static_cast<size_t>(axis)]}}));
+  b.set(0, b.emit(OpCode::k_gather_grad, {b.grad(), b.input(1)}, {{"axis", int64_t{axis}}, {"size", x[axis]}}));
 }
 
 // ---- one_hot --------------------------------------------------------------------------------------------------------

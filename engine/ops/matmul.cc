@@ -33,7 +33,7 @@ Product product(const OpView& v) {
 
 void need_products(const OpView& v, int a, int b) {
   const auto& ports = def(v.code).inputs;
-  const char *an = ports[static_cast<size_t>(a)].name, *bn = ports[static_cast<size_t>(b)].name;
+  const char *an = ports[a].name, *bn = ports[b].name;
   need_float(v, a, an);
   if (in(v, a).dtype != in(v, b).dtype)
     throw invalid("operands '{}' ({}) and '{}' ({}) must have one dtype; cast one of them", an, to_string(in(v, a)), bn,
@@ -91,8 +91,8 @@ Factors factors_matmul(const OpView& v) {
   const bool shared = rank_of(v, 1) == 2;
   const int b0 = shared ? 0 : batch;  // where b's matrix begins
   for (int d = 0; d < batch; ++d)
-    add_factor(f, v, batch_name(d), FactorKind::kMap, p.batch[static_cast<size_t>(d)],
-               {sub_axis(d), shared ? kAbsent : sub_axis(d)}, {sub_axis(d)});
+    add_factor(f, v, batch_name(d), FactorKind::kMap, p.batch[d], {sub_axis(d), shared ? kAbsent : sub_axis(d)},
+               {sub_axis(d)});
   add_factor(f, v, "m", FactorKind::kMap, p.m, {sub_axis(batch + (ta ? 1 : 0))}, {sub_axis(batch)});
   add_factor(f, v, "n", FactorKind::kMap, p.n, {kAbsent, sub_axis(b0 + (tb ? 0 : 1)), sub_axis(0)},
              {sub_axis(batch + 1)});
@@ -150,8 +150,8 @@ Factors factors_weight_grad(const OpView& v) {
   const bool transpose = attr_bool(*v.attrs, "transpose");
   const int last = static_cast<int>(a.size()) - 1;
   for (int d = 0; d < last; ++d)
-    add_factor(f, v, d == last - 1 ? "m" : batch_name(d), FactorKind::kReduce, a[static_cast<size_t>(d)],
-               {sub_axis(d), sub_axis(d)}, {}, {0, 1});
+    add_factor(f, v, d == last - 1 ? "m" : batch_name(d), FactorKind::kReduce, a[d], {sub_axis(d), sub_axis(d)}, {},
+               {0, 1});
   // Cutting k leaves the bias' gradient whole on every device.
   add_factor(f, v, "k", FactorKind::kMap, a.back(), {sub_axis(last)}, {sub_axis(transpose ? 1 : 0)});
   add_factor(f, v, "n", FactorKind::kMap, dy.back(), {kAbsent, sub_axis(last)},

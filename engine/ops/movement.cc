@@ -40,8 +40,8 @@ Factors same_place(const OpView& v, Kept kept) {
   const Dims& out = v.outputs.at(0).dims;
   for (int d = 0; d < static_cast<int>(out.size()); ++d)
     if (kept(d))
-      add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)],
-                 std::vector<SubAxis>(v.inputs.size(), sub_axis(d)), {sub_axis(d)});
+      add_factor(f, v, dim_name(d), FactorKind::kMap, out[d], std::vector<SubAxis>(v.inputs.size(), sub_axis(d)),
+                 {sub_axis(d)});
   f.linear = {{}};
   for (int i = 0; i < static_cast<int>(v.inputs.size()); ++i) f.linear[0].push_back(i);
   return f;
@@ -82,7 +82,7 @@ std::vector<TensorType> infer_iota(const OpView& v) {
   const int dim = normalize_axis(attr_int(*v.attrs, "dim"), ints(v, "shape").size());
   std::vector<TensorType> out = infer_constant(v);
   if (out[0].dtype == DType::kBool) throw invalid("attribute 'dtype' is bool, expected a number type");
-  const int64_t extent = out[0].dims[static_cast<size_t>(dim)];
+  const int64_t extent = out[0].dims[dim];
   if (static_cast<double>(extent) > counted(out[0].dtype) + 1)
     throw invalid("attribute 'shape' is {}; {} counts to {:.0f}, and there are {} indices along dimension {}",
                   to_string(out[0].dims), name_of(out[0].dtype), counted(out[0].dtype), extent, dim);
@@ -93,7 +93,7 @@ Factors factors_source(const OpView& v) {
   Factors f;
   const Dims& out = v.outputs.at(0).dims;
   for (int d = 0; d < static_cast<int>(out.size()); ++d)
-    add_factor(f, v, dim_name(d), FactorKind::kMap, out[static_cast<size_t>(d)], {}, {sub_axis(d)});
+    add_factor(f, v, dim_name(d), FactorKind::kMap, out[d], {}, {sub_axis(d)});
   return f;
 }
 
@@ -147,7 +147,7 @@ Ints permutation(const OpView& v) {
 
 std::vector<TensorType> infer_transpose(const OpView& v) {
   TensorType out{in(v, 0).dtype, {}};
-  for (const int64_t p : permutation(v)) out.dims.push_back(in_dims(v, 0)[static_cast<size_t>(p)]);
+  for (const int64_t p : permutation(v)) out.dims.push_back(in_dims(v, 0)[p]);
   return {out};
 }
 
@@ -155,9 +155,8 @@ Factors factors_transpose(const OpView& v) {
   Factors f;
   const Ints perm = permutation(v);
   for (int d = 0; d < static_cast<int>(perm.size()); ++d) {
-    const int from = static_cast<int>(perm[static_cast<size_t>(d)]);
-    add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[static_cast<size_t>(from)], {sub_axis(from)},
-               {sub_axis(d)});
+    const int from = static_cast<int>(perm[d]);
+    add_factor(f, v, dim_name(from), FactorKind::kMap, in_dims(v, 0)[from], {sub_axis(from)}, {sub_axis(d)});
   }
   f.linear = {{0}};
   return f;
@@ -167,8 +166,7 @@ void grad_transpose(GradBuilder& b) {
   const Op op = b.op();
   const Ints& perm = attr_ints(op.attrs, "perm");
   Ints inverse(perm.size());
-  for (size_t d = 0; d < perm.size(); ++d)
-    inverse[static_cast<size_t>(normalize_axis(perm[d], perm.size()))] = static_cast<int64_t>(d);
+  for (size_t d = 0; d < perm.size(); ++d) inverse[normalize_axis(perm[d], perm.size())] = static_cast<int64_t>(d);
   b.set(0, b.emit(OpCode::k_transpose, {b.grad()}, {{"perm", inverse}}));
 }
 
@@ -208,8 +206,7 @@ std::vector<TensorType> infer_slice(const OpView& v) {
 }
 
 Factors factors_slice(const OpView& v) {
-  return same_place(
-      v, [&](int d) { return in_dims(v, 0)[static_cast<size_t>(d)] == v.outputs[0].dims[static_cast<size_t>(d)]; });
+  return same_place(v, [&](int d) { return in_dims(v, 0)[d] == v.outputs[0].dims[d]; });
 }
 
 void grad_slice(GradBuilder& b) {
@@ -310,7 +307,7 @@ std::vector<TensorType> infer_cumsum(const OpView& v) {
 Factors factors_cumsum(const OpView& v) {
   const int axis = axis_of(v, 0);
   Factors f = same_place(v, [](int) { return true; });
-  f.list[static_cast<size_t>(axis)].kind = FactorKind::kScan;
+  f.list[axis].kind = FactorKind::kScan;
   return f;
 }
 

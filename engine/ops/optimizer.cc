@@ -25,7 +25,7 @@ int64_t tuples(const OpView& v, int first, const std::vector<const char*>& names
     const int p = first + static_cast<int>(t * width);
     for (int k = 0; k < width; ++k) {
       if (has(v, p + k) && is_float(in(v, p + k).dtype) && in_dims(v, p + k) == in_dims(v, p)) continue;
-      const std::string name = fmt::format("{}[{}]", names[static_cast<size_t>(k)], t);  // of what is wrong
+      const std::string name = fmt::format("{}[{}]", names[k], t);  // of what is wrong
       if (!has(v, p + k)) throw invalid("operand '{}' is missing", name);
       need_float(v, p + k, name.c_str());
       need_dims(v, p + k, name.c_str(), in_dims(v, p), "the shape of the parameter");
@@ -51,7 +51,7 @@ std::vector<Alias> tuple_aliases(const OpView& v, int first, int width, const st
   const int count = (static_cast<int>(v.inputs.size()) - first) / width, per = static_cast<int>(which.size());
   all.reserve(static_cast<size_t>(count * per));
   for (int t = 0; t < count; ++t)
-    for (int j = 0; j < per; ++j) all.push_back({t * per + j, first + t * width + which[static_cast<size_t>(j)], true});
+    for (int j = 0; j < per; ++j) all.push_back({t * per + j, first + t * width + which[j], true});
   return all;
 }
 
@@ -61,9 +61,9 @@ Factors tuple_factors(const OpView& v, int first, int width, int carry) {
   if (static_cast<int>(v.inputs.size()) - first != width) return f;
   for (int d = 0; d < rank_of(v, first); ++d) {
     std::vector<SubAxis> from(v.inputs.size());
-    for (int i = first; i < first + carry; ++i) from[static_cast<size_t>(i)] = sub_axis(d);
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],
-               std::move(from), std::vector<SubAxis>(v.outputs.size(), sub_axis(d)));
+    for (int i = first; i < first + carry; ++i) from[i] = sub_axis(d);
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[d], std::move(from),
+               std::vector<SubAxis>(v.outputs.size(), sub_axis(d)));
   }
   return f;
 }
@@ -158,8 +158,7 @@ std::vector<TensorType> infer_unscale(const OpView& v) {
 Factors factors_unscale(const OpView& v) {
   Factors f;
   for (int d = 0; d < rank_of(v, 0); ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {sub_axis(d)},
-               {sub_axis(d)}, {1});
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[d], {sub_axis(d)}, {sub_axis(d)}, {1});
   return f;
 }
 std::vector<Alias> aliases_unscale(const OpView& v) {

@@ -56,7 +56,7 @@ std::vector<TensorType> infer_extremum(const OpView& v) {
 
 std::vector<bool> one_axis(const OpView& v) {
   std::vector<bool> reduced(in_dims(v, 0).size());
-  reduced[static_cast<size_t>(normalize_axis(attr_int(*v.attrs, "axis"), reduced.size()))] = true;
+  reduced[normalize_axis(attr_int(*v.attrs, "axis"), reduced.size())] = true;
   return reduced;
 }
 
@@ -86,8 +86,8 @@ Factors axes_factors(const OpView& v, const std::vector<bool>& reduced, bool cut
   const bool keep = attr_bool(*v.attrs, "keep_dims");
   int to = 0;
   for (int d = 0; d < static_cast<int>(reduced.size()); ++d) {
-    const bool gone = reduced[static_cast<size_t>(d)];
-    const int64_t extent = in_dims(v, 0)[static_cast<size_t>(d)];
+    const bool gone = reduced[d];
+    const int64_t extent = in_dims(v, 0)[d];
     const std::string name = "d" + std::to_string(d);
     if (!gone) add_factor(f, v, name, FactorKind::kMap, extent, {sub_axis(d)}, {sub_axis(to)});
     if (gone && cut_reduced) {
@@ -120,8 +120,7 @@ Factors factors_sum_of_squares(const OpView& v) {
   Factors f;
   if (v.inputs.size() != 1) return f;
   for (int d = 0; d < rank_of(v, 0); ++d)
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[static_cast<size_t>(d)], {sub_axis(d)},
-               {}, {0});
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kReduce, in_dims(v, 0)[d], {sub_axis(d)}, {}, {0});
   return f;
 }
 

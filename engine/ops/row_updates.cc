@@ -115,8 +115,8 @@ Factors factors_form(const OpView& v) {
     for (size_t k = 0; k <= static_cast<size_t>(states); ++k) from[static_cast<size_t>(first) + k] = sub_axis(d);
     if (!rows) from[last] = sub_axis(d);
     if (rows && d == 1) from[last] = sub_axis(static_cast<int>(v.inputs[last].dims.size()) - 1);
-    add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[static_cast<size_t>(d)],
-               std::move(from), std::vector<SubAxis>(v.outputs.size(), sub_axis(d)));
+    add_factor(f, v, "d" + std::to_string(d), FactorKind::kMap, in_dims(v, first)[d], std::move(from),
+               std::vector<SubAxis>(v.outputs.size(), sub_axis(d)));
     if (rows && d == 0) f.list.back().begin_attr = "row_begin";
   }
   return f;

@@ -13,8 +13,8 @@ inline bool has(const OpView& v, int i) {
   const auto k = static_cast<size_t>(i);
   return i >= 0 && k < v.inputs.size() && k < v.present.size() && v.present[k];
 }
-inline const TensorType& in(const OpView& v, int i) { return v.inputs[static_cast<size_t>(i)]; }
-inline const Dims& in_dims(const OpView& v, int i) { return v.inputs[static_cast<size_t>(i)].dims; }
+inline const TensorType& in(const OpView& v, int i) { return v.inputs[i]; }
+inline const Dims& in_dims(const OpView& v, int i) { return v.inputs[i].dims; }
 inline int rank_of(const OpView& v, int i) { return static_cast<int>(in_dims(v, i).size()); }
 
 inline void need_float(const OpView& v, int i, const char* name) {
@@ -91,7 +91,7 @@ inline void add_factor(Factors& f, const OpView& v, std::string name, FactorKind
                 .outputs = std::move(outputs)};
   factor.partial.assign(v.outputs.size(), false);
   for (const int o : partial)
-    if (static_cast<size_t>(o) < factor.partial.size()) factor.partial[static_cast<size_t>(o)] = true;
+    if (static_cast<size_t>(o) < factor.partial.size()) factor.partial[o] = true;
   f.list.push_back(std::move(factor));
 }
 
@@ -103,9 +103,9 @@ inline void add_leading(Factors& f, const OpView& v, int count, const std::vecto
     std::vector<SubAxis> from(v.inputs.size()), to(v.outputs.size());
     int64_t extent = 1;
     for (const int i : inputs)
-      if (has(v, i)) from[static_cast<size_t>(i)] = sub_axis(d), extent = in_dims(v, i)[static_cast<size_t>(d)];
+      if (has(v, i)) from[i] = sub_axis(d), extent = in_dims(v, i)[d];
     for (const int o : outputs)
-      if (static_cast<size_t>(o) < to.size()) to[static_cast<size_t>(o)] = sub_axis(d);
+      if (static_cast<size_t>(o) < to.size()) to[o] = sub_axis(d);
     add_factor(f, v, "d" + std::to_string(d), kind, extent, std::move(from), std::move(to), partial);
   }
 }

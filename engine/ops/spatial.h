@@ -91,20 +91,20 @@ inline void add_windows(Factors& f, const OpView& v, const WindowFactors& w) {
                           .transposed = w.transposed};
     const bool plain = read.reach == 1 && read.stride == 1 && read.low == 0 && read.result == read.source;
     std::vector<SubAxis> inputs(v.inputs.size()), outputs(v.outputs.size());
-    for (const int i : w.through) inputs[static_cast<size_t>(i)] = at;
-    for (const int i : w.carried) inputs[static_cast<size_t>(i)] = at;
+    for (const int i : w.through) inputs[i] = at;
+    for (const int i : w.carried) inputs[i] = at;
     for (const int o : w.results)
-      if (static_cast<size_t>(o) < outputs.size()) outputs[static_cast<size_t>(o)] = at;
+      if (static_cast<size_t>(o) < outputs.size()) outputs[o] = at;
     add_factor(f, v, kNames[std::size(kNames) - rank + d], FactorKind::kWindow, read.result, std::move(inputs),
                std::move(outputs));
     Factor& factor = f.list.back();
     for (const int o : w.partial)
-      if (static_cast<size_t>(o) < factor.partial.size()) factor.partial[static_cast<size_t>(o)] = true;
+      if (static_cast<size_t>(o) < factor.partial.size()) factor.partial[o] = true;
     factor.window = read;
     factor.window_dim = d;
     factor.window_rank = rank;
     factor.through.assign(v.inputs.size(), false);
-    for (const int i : w.through) factor.through[static_cast<size_t>(i)] = !plain;
+    for (const int i : w.through) factor.through[i] = !plain;
   }
 }
 

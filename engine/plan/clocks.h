@@ -29,7 +29,7 @@ class RowClock {
   void begin(Queue queue, const std::vector<Wait>& waits) {
     QueueClock& mine = known_[static_cast<size_t>(queue)];
     for (const Wait& w : waits) {
-      merge(mine, begun_[static_cast<size_t>(w.index)]);
+      merge(mine, begun_[w.index]);
       int64_t& there = mine[static_cast<size_t>(w.queue)];
       there = there < w.index ? w.index : there;
     }
@@ -62,7 +62,7 @@ class CrossClock {
   // The next instruction of the row, behind these of its own row.
   void begin(Queue queue, const std::vector<Wait>& waits) {
     queue_ = static_cast<size_t>(queue);
-    for (const Wait& w : waits) merge(known_[queue_], begun_[static_cast<size_t>(w.index)]);
+    for (const Wait& w : waits) merge(known_[queue_], begun_[w.index]);
     begun_.push_back(known_[queue_]);
   }
   // It waits for this one of the row before too.

@@ -19,9 +19,7 @@ struct Entries {
     if (device >= 0 && device < std::ssize(entry.rows)) site.program = &program(device);
     fail_at(plan, entry, site, "", what);
   }
-  const Program& program(int32_t device) const {
-    return entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program)];
-  }
+  const Program& program(int32_t device) const { return entry.programs[entry.rows[device].program]; }
 };
 
 using PartNumbers = std::vector<std::vector<int32_t>>;                // [group][device]; -1: no member

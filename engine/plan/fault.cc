@@ -21,8 +21,7 @@ std::string verb_of(const Instruction& i) {
 
 int32_t first_device(const Entry& entry, const Program* program) {
   for (const DeviceRow& row : entry.rows)
-    if (row.program >= 0 && row.program < std::ssize(entry.programs) &&
-        &entry.programs[static_cast<size_t>(row.program)] == program)
+    if (row.program >= 0 && row.program < std::ssize(entry.programs) && &entry.programs[row.program] == program)
       return row.device;
   return kNone;
 }
@@ -62,7 +61,7 @@ class Paths {
   };
 
   bool there(BufferId b) const { return b >= 0 && b < std::ssize(p_.buffers); }
-  const Buffer& buffer(BufferId b) const { return p_.buffers[static_cast<size_t>(b)]; }
+  const Buffer& buffer(BufferId b) const { return p_.buffers[b]; }
   BufferId storage(BufferId b) const { return there(buffer(b).alias) ? buffer(b).alias : b; }
   bool meet(BufferId a, BufferId b) const {
     if (!there(a) || !there(b) || storage(a) != storage(b)) return false;
@@ -113,7 +112,7 @@ class Paths {
   std::string updated(const Instruction& i, size_t operand) const {
     const BufferId before = operand > 0 ? i.in[operand - 1] : kNone;
     if (!there(before) || buffer(before).kind != BufferKind::kVariable || !inside(buffer(before).ref)) return "";
-    const PlanVariable& v = plan_.variables[static_cast<size_t>(buffer(before).ref)];
+    const PlanVariable& v = plan_.variables[buffer(before).ref];
     return v.role == Role::kParameter ? v.name : "";
   }
   bool inside(int32_t variable) const { return variable >= 0 && variable < std::ssize(plan_.variables); }

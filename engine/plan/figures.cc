@@ -90,7 +90,7 @@ static std::optional<Ints> coordinates_of(const PlanMesh& mesh, int32_t device) 
 }
 
 Dims local_dims(const Plan& plan, const PlanVariable& variable, int32_t device) {
-  const PlanMesh& mesh = plan.meshes[static_cast<size_t>(variable.mesh)];
+  const PlanMesh& mesh = plan.meshes[variable.mesh];
   const auto place = coordinates_of(mesh, device);
   if (!place) return {0};
   return local_dims(variable.dims, cuts_of(variable.dims, variable.storage_sharding, mesh.axes, *place));
@@ -111,7 +111,7 @@ std::vector<Holds> contents_of(const Program& p, const std::vector<Group>& group
         if (b != kNone && i.phase == Phase::kUpdate && made[at(b)]) out[at(b)] = Holds::kGradient;
       // What is gathered in the backward pass are parameters.
       const bool reduced = i.group() != kNone && i.op() != OpCode::k_all_gather && i.phase != Phase::kForward &&
-                           has_replicas(groups[static_cast<size_t>(i.group())].axis);
+                           has_replicas(groups[i.group()].axis);
       const bool update = i.kernel() != nullptr && has_flag(i.kernel()->op, kUpdateOp);
       const bool sum = i.op() == OpCode::k_accumulate && i.phase != Phase::kForward;
       const bool stored = i.copies_to(Memory::kHost) && i.phase != Phase::kForward;
@@ -177,7 +177,7 @@ int64_t samples_of(const Entry& entry, const DeviceRow& row) {
   const std::vector<SampleRange>& ranges = row.samples[0].micro_batches;
   std::vector<char> counted(ranges.size());
   int64_t samples = 0;
-  for (const ScheduleRow& r : watched(entry.programs[static_cast<size_t>(row.program)].schedule)) {
+  for (const ScheduleRow& r : watched(entry.programs[row.program].schedule)) {
     const auto u = static_cast<size_t>(r.micro_batch);
     if (r.whole || u >= ranges.size() || counted[u]) continue;
     counted[u] = 1;
@@ -189,7 +189,7 @@ int64_t samples_of(const Entry& entry, const DeviceRow& row) {
 StepFigures step_of(const Program& program) {
   StepFigures f;
   for (const ScheduleRow& row : watched(program.schedule))
-    for (const Instruction& i : program.segments[static_cast<size_t>(row.segment)].instructions) {
+    for (const Instruction& i : program.segments[row.segment].instructions) {
       f.kernels += i.kind() == InstructionKind::kKernel;
       f.feeds += i.kind() == InstructionKind::kFeed;
       f.fetches += i.kind() == InstructionKind::kFetch;
@@ -199,8 +199,7 @@ StepFigures step_of(const Program& program) {
       if (i.kind() != InstructionKind::kCollective) continue;
       ++f.collectives;
       f.on_the_side += i.queue != Queue::kCompute;
-      for (const BufferId b : i.out)
-        f.communicated += static_cast<double>(program.buffers[static_cast<size_t>(b)].bytes);
+      for (const BufferId b : i.out) f.communicated += static_cast<double>(program.buffers[b].bytes);
     }
   return f;
 }

@@ -53,7 +53,7 @@ void widen(Program& program) {
 void widen_places(const Program& program, DeviceRow& row) {
   for (size_t k = 0; k < program.holes.size(); ++k) {
     if (program.holes[k].kind != HoleKind::kAt) continue;
-    const DType dtype = program.buffers[static_cast<size_t>(program.holes[k].buffer)].dtype;
+    const DType dtype = program.buffers[program.holes[k].buffer].dtype;
     row.placed[k] = row.placed[k] / size_of(dtype) * size_of(widened(dtype));
   }
 }
@@ -74,7 +74,7 @@ Plan in_float64(const Plan& plan) {
   for (Entry& entry : out.entries) {
     for (PlanInput& input : entry.inputs) input.dtype = widened(input.dtype);
     for (PlanOutput& output : entry.outputs) output.dtype = widened(output.dtype);
-    for (DeviceRow& row : entry.rows) widen_places(entry.programs[static_cast<size_t>(row.program)], row);
+    for (DeviceRow& row : entry.rows) widen_places(entry.programs[row.program], row);
     for (Program& program : entry.programs) widen(program);
   }
   out.precision = out.source.training.precision = Precision::kFloat64;

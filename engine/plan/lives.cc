@@ -26,12 +26,12 @@ std::vector<size_t> released(const Segment& segment) {
 }  // namespace
 
 BufferId storage_of(const Program& program, BufferId id) {
-  while (program.buffers[static_cast<size_t>(id)].alias != kNone) id = program.buffers[static_cast<size_t>(id)].alias;
+  while (program.buffers[id].alias != kNone) id = program.buffers[id].alias;
   return id;
 }
 
 Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version) {
-  const Buffer& b = program.buffers[static_cast<size_t>(storage_of(program, id))];
+  const Buffer& b = program.buffers[storage_of(program, id)];
   constexpr int32_t kDeviceArena = 0, kHostArena = 1, kStepScalars = 2, kVariables = 3;
   if (b.kind == BufferKind::kVariable) return {kVariables + b.ref, 0, b.bytes};
   if (b.kind == BufferKind::kStep) return {kStepScalars, 0, 0};
@@ -41,7 +41,7 @@ Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version) {
 
 bool writes_variable(const Program& program, const Instruction& i) {
   return std::any_of(i.out.begin(), i.out.end(), [&](BufferId b) {
-    return b != kNone && program.buffers[static_cast<size_t>(storage_of(program, b))].kind == BufferKind::kVariable;
+    return b != kNone && program.buffers[storage_of(program, b)].kind == BufferKind::kVariable;
   });
 }
 
@@ -62,8 +62,8 @@ std::vector<Life> lives_of(const Program& program) {
         for (const BufferId b : *list) {
           if (b == kNone) continue;
           const BufferId storage = storage_of(program, b);
-          if (!in_arena(program.buffers[static_cast<size_t>(storage)])) continue;
-          Life& life = lives[static_cast<size_t>(storage)];
+          if (!in_arena(program.buffers[storage])) continue;
+          Life& life = lives[storage];
           if (life.first < 0) life.first = first, life.first_segment = static_cast<int32_t>(s);
           life.last = std::max(life.last, last);
           life.last_segment = static_cast<int32_t>(s);

@@ -52,8 +52,7 @@ Part part_of(const Dims& dims, const std::vector<SubAxisCut>& cuts) {
   for (const SubAxisCut& c : cuts) {
     auto& list = part.dims.at(static_cast<size_t>(c.sub_axis.dim));
     const int64_t block = c.extent * c.sub_axis.inner;
-    WHALE_CHECK(c.sub_axis.outer * block == dims[static_cast<size_t>(c.sub_axis.dim)],
-                "a cut's sub-axis fits its dimension");
+    WHALE_CHECK(c.sub_axis.outer * block == dims[c.sub_axis.dim], "a cut's sub-axis fits its dimension");
     Intervals kept;
     for (int64_t o = 0; o < c.sub_axis.outer; ++o)
       kept.push_back({o * block + c.at.begin * c.sub_axis.inner, o * block + c.at.end * c.sub_axis.inner});
@@ -88,7 +87,7 @@ Part part_of(const Dims& dims, const Sharding& sharding, const std::vector<MeshA
 }
 
 void cut_down(Dims& dims, const SubAxisCut& c) {
-  int64_t& n = dims[static_cast<size_t>(c.sub_axis.dim)];
+  int64_t& n = dims[c.sub_axis.dim];
   n = c.extent ? n / c.extent * c.at.size() : 0;
 }
 

@@ -16,7 +16,7 @@ bool inside(int64_t i, const List& list) {
 }
 
 const Instruction& instruction_of(const Program& program, const Hole& hole) {
-  return program.segments[static_cast<size_t>(hole.segment)].instructions[static_cast<size_t>(hole.instruction)];
+  return program.segments[hole.segment].instructions[hole.instruction];
 }
 const work::Kernel& kernel_of(const Program& program, const Hole& hole) {
   return *instruction_of(program, hole).kernel();
@@ -26,11 +26,11 @@ std::string fault_of_hole(const Program& p, const Hole& hole) {
   if (hole.kind == HoleKind::kAt) {
     const bool own = hole.segment == 0 && hole.instruction == 0 && hole.attribute.empty() && hole.index == 0;
     if (!own || !inside(hole.buffer, p.buffers)) return fmt::format("no buffer {}", hole.buffer);
-    const Buffer& b = p.buffers[static_cast<size_t>(hole.buffer)];
+    const Buffer& b = p.buffers[hole.buffer];
     return b.alias == kNone ? fmt::format("buffer '{}' lies inside of nothing", b.name) : "";
   }
   if (hole.buffer != kNone || !inside(hole.segment, p.segments) ||
-      !inside(hole.instruction, p.segments[static_cast<size_t>(hole.segment)].instructions))
+      !inside(hole.instruction, p.segments[hole.segment].instructions))
     return fmt::format("no instruction {} of segment {}", hole.instruction, hole.segment);
   const Instruction& i = instruction_of(p, hole);
   const work::Kernel* kernel = i.kernel();
@@ -66,24 +66,24 @@ bool may_be_placed(std::string_view attribute) {
 
 int64_t value_of(const Program& program, const Hole& hole) {
   switch (hole.kind) {
-    case HoleKind::kAt: return program.buffers[static_cast<size_t>(hole.buffer)].at;
+    case HoleKind::kAt: return program.buffers[hole.buffer].at;
     case HoleKind::kAttribute: return std::get<int64_t>(kernel_of(program, hole).attrs.at(hole.attribute));
-    case HoleKind::kOrigin: return kernel_of(program, hole).box.origin[static_cast<size_t>(hole.index)];
-    case HoleKind::kCut: return kernel_of(program, hole).box.cuts[static_cast<size_t>(hole.index)].begin;
+    case HoleKind::kOrigin: return kernel_of(program, hole).box.origin[hole.index];
+    case HoleKind::kCut: return kernel_of(program, hole).box.cuts[hole.index].begin;
   }
   throw internal("a hole of no kind");
 }
 
 void set_value(Program& program, const Hole& hole, int64_t value) {
   if (hole.kind == HoleKind::kAt) {
-    program.buffers[static_cast<size_t>(hole.buffer)].at = value;
+    program.buffers[hole.buffer].at = value;
     return;
   }
-  Segment& segment = program.segments[static_cast<size_t>(hole.segment)];
-  auto& kernel = *segment.instructions[static_cast<size_t>(hole.instruction)].as<work::Kernel>();
+  Segment& segment = program.segments[hole.segment];
+  auto& kernel = *segment.instructions[hole.instruction].as<work::Kernel>();
   if (hole.kind == HoleKind::kAttribute) kernel.attrs[hole.attribute] = value;
-  if (hole.kind == HoleKind::kOrigin) kernel.box.origin[static_cast<size_t>(hole.index)] = value;
-  if (hole.kind == HoleKind::kCut) kernel.box.cuts[static_cast<size_t>(hole.index)].begin = value;
+  if (hole.kind == HoleKind::kOrigin) kernel.box.origin[hole.index] = value;
+  if (hole.kind == HoleKind::kCut) kernel.box.cuts[hole.index].begin = value;
 }
 
 Program bound(const Program& program, const DeviceRow& row) {
@@ -97,7 +97,7 @@ Program bound(const Program& program, const DeviceRow& row) {
 std::vector<std::vector<const DeviceRow*>> rows_of_programs(const Entry& entry) {
   std::vector<std::vector<const DeviceRow*>> rows(entry.programs.size());
   for (const DeviceRow& row : entry.rows)
-    if (inside(row.program, rows)) rows[static_cast<size_t>(row.program)].push_back(&row);
+    if (inside(row.program, rows)) rows[row.program].push_back(&row);
   return rows;
 }
 
@@ -122,18 +122,18 @@ HoleFault fault_of_values(const Program& program, const Ints& values) {
     switch (hole.kind) {
       case HoleKind::kAttribute: continue;
       case HoleKind::kAt: {
-        const Buffer& b = program.buffers[static_cast<size_t>(hole.buffer)];
-        most = program.buffers[static_cast<size_t>(b.alias)].bytes - b.bytes;
+        const Buffer& b = program.buffers[hole.buffer];
+        most = program.buffers[b.alias].bytes - b.bytes;
         step = size_of(b.dtype);
         what = b.name;
         break;
       }
       case HoleKind::kOrigin:
-        most = kernel_of(program, hole).box.global[static_cast<size_t>(hole.index)];
+        most = kernel_of(program, hole).box.global[hole.index];
         what = instruction_of(program, hole).name;
         break;
       case HoleKind::kCut: {
-        const BoxCut& cut = kernel_of(program, hole).box.cuts[static_cast<size_t>(hole.index)];
+        const BoxCut& cut = kernel_of(program, hole).box.cuts[hole.index];
         most = cut.extent - cut.size;
         what = instruction_of(program, hole).name;
         break;
@@ -152,8 +152,8 @@ Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {
   size_t storages = 0;
   for (size_t k = 0; k < holes.size(); ++k) {
     if (holes[k].kind != HoleKind::kAt) continue;
-    hole_of[static_cast<size_t>(holes[k].buffer)] = k;
-    size_t& mine = number[static_cast<size_t>(storage_of(program, holes[k].buffer))];
+    hole_of[holes[k].buffer] = k;
+    size_t& mine = number[storage_of(program, holes[k].buffer)];
     if (mine == SIZE_MAX) mine = storages++;
   }
   begins_.resize(storages + 1);
@@ -161,8 +161,7 @@ Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {
   const auto each = [&](const auto& take) {  // part, with the number of its storage
     for (size_t b = 0; b < program.buffers.size(); ++b) {
       const auto id = static_cast<BufferId>(b);
-      if (const size_t mine = number[static_cast<size_t>(storage_of(program, id))]; mine != SIZE_MAX)
-        take(mine, Part{id, hole_of[b]});
+      if (const size_t mine = number[storage_of(program, id)]; mine != SIZE_MAX) take(mine, Part{id, hole_of[b]});
     }
   };
   each([&](size_t mine, const Part&) { ++begins_[mine + 1]; });
@@ -174,7 +173,7 @@ Overlaps::Overlaps(const Program& program, const std::vector<Hole>& holes) {
 
 bool Overlaps::hold(const Program& program, const Ints& values) const {
   const auto there = [&](const Part& part, bool moved) {
-    const Buffer& b = program.buffers[static_cast<size_t>(part.buffer)];
+    const Buffer& b = program.buffers[part.buffer];
     const int64_t at = moved && part.hole != SIZE_MAX ? values[part.hole] : b.at;
     return Interval{at, at + b.bytes};
   };

@@ -21,7 +21,7 @@ const char* name_of(OutputMerge merge) {
 // "split dim 1" or, of a part of a dimension, "split dim 1 (3,64)": what cuts a variable.
 std::string storage_sharding_text(const Plan& plan, const PlanVariable& v) {
   std::string text;
-  const PlanMesh& mesh = plan.meshes[static_cast<size_t>(v.mesh)];
+  const PlanMesh& mesh = plan.meshes[v.mesh];
   if (plan.meshes.size() > 1) text += fmt::format(" of mesh {}", v.mesh);
   bool cut = false;
   for (size_t a = 0; a < v.storage_sharding.axes.size(); ++a) {
@@ -68,7 +68,7 @@ struct RowNames {
       if (split(s.name, stage, letter)) stages.insert(stage.substr(0, stage.find('/')));
   }
   std::string of(const Program& p, const ScheduleRow& row) const {
-    const std::string& name = p.segments[static_cast<size_t>(row.segment)].name;
+    const std::string& name = p.segments[row.segment].name;
     std::string stage, text;
     char letter = 0;
     if (!split(name, stage, letter))
@@ -87,7 +87,7 @@ std::string buffers_text(const Program& p, const BufferIds& ids) {
   for (const BufferId id : ids) {
     if (!text.empty()) text += ", ";
     text += id == kNone ? "_" : fmt::format("%{}", id);
-    if (id != kNone) text += ":" + p.buffers[static_cast<size_t>(id)].name;
+    if (id != kNone) text += ":" + p.buffers[id].name;
   }
   return text;
 }

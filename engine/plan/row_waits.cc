@@ -37,7 +37,7 @@ class Before {
  public:
   Before(const Program& p, const ScheduleRow& row)
       : p_(p),
-        segment_(p.segments[static_cast<size_t>(row.segment)]),
+        segment_(p.segments[row.segment]),
         version_(row.version),
         clock_(clock_of(segment_)),
         touched_(segment_.instructions.size()) {
@@ -77,7 +77,7 @@ class Before {
 RowWaits waits_for(Before& before, const Program& p, const ScheduleRow& now) {
   RowWaits out;
   CrossClock clock(before.clock());
-  const Segment& segment = p.segments[static_cast<size_t>(now.segment)];
+  const Segment& segment = p.segments[now.segment];
   for (size_t k = 0; k < segment.instructions.size(); ++k) {
     Watch::look();
     const Instruction& i = segment.instructions[k];
@@ -105,12 +105,9 @@ void add_row_waits(Program& p) {
   for (size_t s = 0; s < versioned.size(); ++s)
     for (const Instruction& i : p.segments[s].instructions)
       for (const BufferIds* list : {&i.in, &i.out})
-        for (const BufferId b : *list)
-          versioned[s] |= b != kNone && p.buffers[static_cast<size_t>(storage_of(p, b))].versions > 1;
+        for (const BufferId b : *list) versioned[s] |= b != kNone && p.buffers[storage_of(p, b)].versions > 1;
   using Kind = std::pair<int32_t, int32_t>;  // rows of one segment and version are alike
-  const auto kind = [&](const ScheduleRow& r) -> Kind {
-    return {r.segment, versioned[static_cast<size_t>(r.segment)] ? r.version : 0};
-  };
+  const auto kind = [&](const ScheduleRow& r) -> Kind { return {r.segment, versioned[r.segment] ? r.version : 0}; };
   std::map<Kind, Before> rows;
   std::map<std::pair<Kind, Kind>, int32_t> known;
   for (size_t r = 1; r < p.schedule.size(); ++r) {

@@ -421,7 +421,7 @@ PlanOutput read_output(Fields& f, const fb::PlanOutput* t, const Plan& plan) {
   }
   if (t->parts() != nullptr) {
     out.parts.axes = read_all(f, t->parts(), read_sharding, out.dims);
-    if (out.mesh == kNone || out.parts.axes.size() != plan.meshes[static_cast<size_t>(out.mesh)].axes.size())
+    if (out.mesh == kNone || out.parts.axes.size() != plan.meshes[out.mesh].axes.size())
       throw f.bad("an output's parts have axes of another mesh");
   }
   return out;
@@ -549,7 +549,7 @@ Segment read_segment(Fields& f, const fb::Segment* t, const Plan& plan, const Pr
 
 TensorType type_of(const Program& program, BufferId id) {
   if (id == kNone) return {};
-  const Buffer& b = program.buffers[static_cast<size_t>(id)];
+  const Buffer& b = program.buffers[id];
   return {b.dtype, b.dims};
 }
 
@@ -630,7 +630,7 @@ void check_placed_types(const Plan& plan, const Entry& entry, const Program& pro
 void check_length(const Fields& f, const Program& program, const Plan& plan) {
   double steps = 0, members = 1;
   for (const ScheduleRow& r : program.schedule)
-    steps += static_cast<double>(program.segments[static_cast<size_t>(r.segment)].instructions.size());
+    steps += static_cast<double>(program.segments[r.segment].instructions.size());
   for (const Group& g : plan.groups)
     for (const auto& part : g.parts) members += static_cast<double>(part.size());
   if (steps * members > 4e9) throw f.bad(fmt::format("its schedule of {} instructions is too long", steps));
@@ -690,17 +690,17 @@ DeviceRow read_row(Fields& f, const fb::DeviceRow* t, const Plan& plan, const En
   out.program = f.id(t->program(), entry.programs.size(), "a device row's program");
   out.mesh = f.id(t->mesh(), plan.meshes.size(), "a device row's mesh");
   out.coordinates = f.vector(t->coordinates());
-  const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(out.mesh)].axes;
+  const std::vector<MeshAxis>& axes = plan.meshes[out.mesh].axes;
   if (out.coordinates.size() != axes.size()) throw f.bad("a device row has coordinates of another mesh");
   for (size_t i = 0; i < out.coordinates.size(); ++i) f.range(out.coordinates[i], 0, axes[i].size - 1, "a coordinate");
   out.samples = read_all(f, t->samples(), read_samples, entry);
   if (out.samples.empty()) throw f.bad("a device row has no samples");
   out.placed = f.vector(t->placed());
-  const size_t holes = entry.programs[static_cast<size_t>(out.program)].holes.size();
+  const size_t holes = entry.programs[out.program].holes.size();
   if (out.placed.size() != holes)
     throw f.bad(fmt::format("a device row has {} values for {} holes", out.placed.size(), holes));
   for (const SampleCut& cut : out.samples) {
-    for (const ScheduleRow& r : entry.programs[static_cast<size_t>(out.program)].schedule) {
+    for (const ScheduleRow& r : entry.programs[out.program].schedule) {
       if (!cut.micro_batches.empty() || r.micro_batch != 0)
         f.id(r.micro_batch, cut.micro_batches.size(), "a schedule row's micro-batch");
     }

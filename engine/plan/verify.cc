@@ -30,8 +30,7 @@ void VerifyContext::fail(FaultSite site, const std::string& what) const {
 void VerifyContext::fail_row(const ScheduleRow& row, const std::string& what) const {
   FaultSite site;
   site.row = &row, site.micro_batch = row.micro_batch;
-  if (row.segment >= 0 && row.segment < std::ssize(program.segments))
-    site.segment = &program.segments[static_cast<size_t>(row.segment)];
+  if (row.segment >= 0 && row.segment < std::ssize(program.segments)) site.segment = &program.segments[row.segment];
   fail(std::move(site), what);
 }
 
@@ -47,7 +46,7 @@ bool inside(int64_t i, const List& list) {
 }
 
 int64_t checked_bytes(const Context& c, BufferId id) {
-  const Buffer& b = c.program.buffers[static_cast<size_t>(id)];
+  const Buffer& b = c.program.buffers[id];
   for (const int64_t d : b.dims)
     if (d < 0) c.fail_buffer(id, fmt::format("buffer '{}' has a negative dimension", b.name));
   return element_count(b.dims) * size_of(b.dtype);
@@ -65,9 +64,9 @@ void check_buffers(const Context& c) {
     if (b.versions < 1 || b.versions > kMostVersions || (b.versions > 1 && !in_arena(b)))
       fail(fmt::format("buffer '{}' has {} versions", b.name, b.versions));
     if (b.alias != kNone) {
-      if (!inside(b.alias, p.buffers) || p.buffers[static_cast<size_t>(b.alias)].alias != kNone)
+      if (!inside(b.alias, p.buffers) || p.buffers[b.alias].alias != kNone)
         fail(fmt::format("buffer '{}': bad alias", b.name));
-      const Buffer& s = p.buffers[static_cast<size_t>(b.alias)];
+      const Buffer& s = p.buffers[b.alias];
       if (b.at < 0 || b.at > s.bytes - b.bytes || b.at % size_of(b.dtype) || (in_arena(s) && b.offset != s.offset))
         fail(fmt::format("buffer '{}' does not fit its storage '{}'", b.name, s.name));
       if (b.versions != s.versions)
@@ -85,14 +84,12 @@ void check_buffers(const Context& c) {
                        arena_of(p, b)));
     if (b.kind == BufferKind::kVariable && !inside(b.ref, c.plan.variables))
       fail(fmt::format("buffer '{}': no variable {}", b.name, b.ref));
-    if (b.kind == BufferKind::kVariable && c.plan.variables[static_cast<size_t>(b.ref)].memory != b.memory)
-      fail(fmt::format("buffer '{}' is not in the memory of variable '{}'", b.name,
-                       c.plan.variables[static_cast<size_t>(b.ref)].name));
+    if (b.kind == BufferKind::kVariable && c.plan.variables[b.ref].memory != b.memory)
+      fail(fmt::format("buffer '{}' is not in the memory of variable '{}'", b.name, c.plan.variables[b.ref].name));
     if (b.memory == Memory::kHost && b.kind != BufferKind::kArena && b.kind != BufferKind::kVariable)
       fail(fmt::format("buffer '{}' is none of those that are kept in the host's memory", b.name));
-    if (b.kind == BufferKind::kVariable && c.plan.variables[static_cast<size_t>(b.ref)].dtype != b.dtype)
-      fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name,
-                       c.plan.variables[static_cast<size_t>(b.ref)].name));
+    if (b.kind == BufferKind::kVariable && c.plan.variables[b.ref].dtype != b.dtype)
+      fail(fmt::format("buffer '{}' is not of the type of variable '{}'", b.name, c.plan.variables[b.ref].name));
     if (b.kind == BufferKind::kInput && !inside(b.ref, c.entry.inputs))
       fail(fmt::format("buffer '{}': no input {}", b.name, b.ref));
     if (b.kind == BufferKind::kStep && element_count(b.dims) != 1)
@@ -106,7 +103,7 @@ void check_buffers(const Context& c) {
 void check_memories(const Context& c, const Segment& s, size_t k) {
   const Instruction& i = s.instructions[k];
   const bool moves = i.kind() == InstructionKind::kCopy, stores = i.copies_to(Memory::kHost);
-  const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[static_cast<size_t>(b)]; };
+  const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[b]; };
   const auto check = [&](BufferId b, Memory want) {
     if (b != kNone && buffer(b).memory != want)
       c.fail(s, k,
@@ -131,12 +128,12 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
     if (b == kNone && i.kind() == InstructionKind::kCollective) c.fail(s, k, "a collective without an operand");
     if (b == kNone) continue;
     if (!inside(b, p.buffers)) c.fail(s, k, fmt::format("operand {} does not exist", b));
-    const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+    const Buffer& buffer = p.buffers[b];
     if (in_arena(buffer) && buffer.offset < 0) c.fail(s, k, fmt::format("operand '{}' has no place", buffer.name));
   }
   for (const BufferId b : i.out) {
     if (!inside(b, p.buffers)) c.fail(s, k, fmt::format("result {} does not exist", b));
-    const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+    const Buffer& buffer = p.buffers[b];
     if (in_arena(buffer) && buffer.offset < 0) c.fail(s, k, fmt::format("result '{}' has no place", buffer.name));
     if (buffer.kind == BufferKind::kStep) c.fail(s, k, fmt::format("writes the step scalar '{}'", buffer.name));
   }
@@ -169,7 +166,7 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
   for (const Wait& w : i.waits) {
     if (w.index < 0 || static_cast<size_t>(w.index) >= k)
       c.fail(s, k, fmt::format("waits for {}, which is not earlier", w.index));
-    if (s.instructions[static_cast<size_t>(w.index)].queue != w.queue)
+    if (s.instructions[w.index].queue != w.queue)
       c.fail(s, k,
              fmt::format("waits for instruction {} on another queue than its own",
                          told(c.plan, s, static_cast<size_t>(w.index))));
@@ -178,8 +175,8 @@ void check_instruction(const Context& c, const Segment& s, size_t k) {
 
 // It has none before it to wait for.
 void check_first_row(const Context& c, const ScheduleRow& row) {
-  const Segment& segment = c.program.segments[static_cast<size_t>(row.segment)];
-  for (const RowWait& w : c.program.row_waits[static_cast<size_t>(row.waits)]) {
+  const Segment& segment = c.program.segments[row.segment];
+  for (const RowWait& w : c.program.row_waits[row.waits]) {
     FaultSite site{.segment = &segment, .micro_batch = row.micro_batch, .row = &row};
     if (inside(w.at, segment.instructions)) site.instruction = static_cast<size_t>(w.at);
     c.fail(site,
@@ -200,22 +197,21 @@ void check_row_waits(const Context& c) {
       c.fail_row(row, fmt::format("a schedule row has the waits number {}, of {}", row.waits, p.row_waits.size()));
     if (r == 0) check_first_row(c, row);
     if (!seen.emplace(p.schedule[r - 1].segment, row.segment, row.waits).second) continue;
-    const auto& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)].instructions;
-    const auto& now = p.segments[static_cast<size_t>(row.segment)].instructions;
+    const auto& before = p.segments[p.schedule[r - 1].segment].instructions;
+    const auto& now = p.segments[row.segment].instructions;
     int32_t last = 0;
-    for (const RowWait& w : p.row_waits[static_cast<size_t>(row.waits)]) {
-      FaultSite site{
-          .segment = &p.segments[static_cast<size_t>(row.segment)], .micro_batch = row.micro_batch, .row = &row};
-      const Segment& earlier = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)];
+    for (const RowWait& w : p.row_waits[row.waits]) {
+      FaultSite site{.segment = &p.segments[row.segment], .micro_batch = row.micro_batch, .row = &row};
+      const Segment& earlier = p.segments[p.schedule[r - 1].segment];
       const std::string awaited = inside(w.on.index, before)
                                       ? "instruction " + told(c.plan, earlier, static_cast<size_t>(w.on.index))
                                       : fmt::format("instruction {} of {}", w.on.index, earlier.name);
       if (!inside(w.at, now) || w.at < last)
         c.fail(site, fmt::format("instruction {} waits for the row before, and is not the next one that does", w.at));
       site.instruction = static_cast<size_t>(w.at);
-      if (!inside(w.on.index, before) || before[static_cast<size_t>(w.on.index)].queue != w.on.queue)
+      if (!inside(w.on.index, before) || before[w.on.index].queue != w.on.queue)
         c.fail(site, fmt::format("waits for {}, of the row before, on another queue than its own", awaited));
-      if (w.on.queue == now[static_cast<size_t>(w.at)].queue)
+      if (w.on.queue == now[w.at].queue)
         c.fail(site, fmt::format("waits for {}, of the row before, which is on its own queue", awaited));
       last = w.at;
     }
@@ -226,8 +222,7 @@ void check_row_waits(const Context& c) {
 FaultSite site_of_hole(const Program& p, const Hole& hole) {
   if (hole.kind == HoleKind::kAt) return site_of(p, hole.buffer);
   if (!inside(hole.segment, p.segments)) return {};
-  return {.segment = &p.segments[static_cast<size_t>(hole.segment)],
-          .instruction = static_cast<size_t>(hole.instruction)};
+  return {.segment = &p.segments[hole.segment], .instruction = static_cast<size_t>(hole.instruction)};
 }
 
 void check_program(const Context& c) {
@@ -283,13 +278,13 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
     fail(fmt::format("row {} is not of device {}", r, r));
   }
   if (!inside(row.mesh, plan.meshes)) fail(fmt::format("row {} names mesh {}", r, row.mesh));
-  const PlanMesh& mesh = plan.meshes[static_cast<size_t>(row.mesh)];
+  const PlanMesh& mesh = plan.meshes[row.mesh];
   const auto at = std::find(mesh.devices.begin(), mesh.devices.end(), row.device) - mesh.devices.begin();
   if (at == static_cast<int64_t>(mesh.devices.size()) || row.coordinates != mesh.coordinates(at))
     fail(fmt::format("row {} is at {}, which is not its device's place in mesh {}", r, to_string(row.coordinates),
                      row.mesh));
-  const Program& p = entry.programs[static_cast<size_t>(row.program)];
-  const Instruction* last_cut = last_cuts[static_cast<size_t>(row.program)];
+  const Program& p = entry.programs[row.program];
+  const Instruction* last_cut = last_cuts[row.program];
   if (row.samples.empty()) fail(fmt::format("row {} has no samples", r));
   for (const SampleCut& cut : row.samples) {
     Watch::look();
@@ -312,8 +307,8 @@ void check_row(const Plan& plan, const Entry& entry, size_t r, const std::vector
   std::map<size_t, int64_t> held;  // elements, by the first variable alike
   for (const Buffer& b : p.buffers) {
     if (b.kind != BufferKind::kVariable || b.alias != kNone) continue;
-    const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
-    const auto [known, fresh] = held.try_emplace(alike[static_cast<size_t>(b.ref)]);
+    const PlanVariable& v = plan.variables[b.ref];
+    const auto [known, fresh] = held.try_emplace(alike[b.ref]);
     int64_t& local = known->second;
     if (fresh)
       local = element_count(v.mesh == row.mesh
@@ -363,7 +358,7 @@ std::string fault_of_sharding(const Dims& dims, const Sharding& sharding, size_t
     if (l.placement != Placement::kShard) continue;
     const SubAxis& d = l.sub_axis;
     if (!inside(d.dim, dims) || d.outer < 1 || d.inner < 1) return "cuts no dimension of it";
-    const int64_t n = dims[static_cast<size_t>(d.dim)];
+    const int64_t n = dims[d.dim];
     if (n != 0 && (d.outer > n || d.inner > n / d.outer || n % (d.outer * d.inner)))
       return fmt::format("cuts a sub-axis ({}, {}, {}) that its dimension does not have", d.dim, d.outer, d.inner);
   }
@@ -384,8 +379,7 @@ void check_output(const Plan& plan, const Entry& entry, size_t o) {
     fail(mesh.devices.empty() ? 0 : mesh.devices[0], fmt::format("output '{}' is cut by {} axes, its mesh has {}",
                                                                  output.name, output.cut_by.size(), mesh.axes.size()));
   if (output.merge == OutputMerge::kConcat && output.batch_dim >= 0 &&
-      (!inside(output.batch_dim, output.dims) ||
-       output.dims[static_cast<size_t>(output.batch_dim)] % std::max<int64_t>(entry.batch, 1)))
+      (!inside(output.batch_dim, output.dims) || output.dims[output.batch_dim] % std::max<int64_t>(entry.batch, 1)))
     fail(
         mesh.devices.empty() ? 0 : mesh.devices[0],
         fmt::format("output '{}' of shape {} has its samples along dimension {}, which the batch of {} does not divide",
@@ -402,9 +396,9 @@ void check_output(const Plan& plan, const Entry& entry, size_t o) {
     bool hands_over = true;
     for (size_t a = 0; a < at.size(); ++a) hands_over &= output.cut_by[a] || at[a] == 0;
     if (!hands_over || mesh.devices[k] < 0) continue;
-    const DeviceRow& row = entry.rows[static_cast<size_t>(mesh.devices[k])];
+    const DeviceRow& row = entry.rows[mesh.devices[k]];
     bool fetched = false;
-    for (const Segment& s : entry.programs[static_cast<size_t>(row.program)].segments)
+    for (const Segment& s : entry.programs[row.program].segments)
       for (const Instruction& i : s.instructions)
         if (const auto* fetch = i.as<work::Fetch>()) fetched |= fetch->output == static_cast<int32_t>(o);
     if (!fetched) fail(row.device, fmt::format("output '{}' is not fetched on device {}", output.name, row.device));
@@ -513,13 +507,13 @@ void check_storage_sharding(const Plan& plan, const PlanVariable& v) {
   const bool known = inside(v.mesh, plan.meshes);
   const auto fail = [&](const std::string& what) {
     const std::string text = fmt::format("variable '{}' of shape {}: {}", v.name, to_string(v.dims), what);
-    if (known) fail_mesh(plan, plan.meshes[static_cast<size_t>(v.mesh)], text);
+    if (known) fail_mesh(plan, plan.meshes[v.mesh], text);
     fail_at(plan, kNone, text);
   };
   if (!known) fail("there is no such mesh");
   for (const int64_t n : v.dims)
     if (n < 0) fail("a dimension is negative");
-  const size_t axes = plan.meshes[static_cast<size_t>(v.mesh)].axes.size();
+  const size_t axes = plan.meshes[v.mesh].axes.size();
   if (const std::string fault = fault_of_sharding(v.dims, v.storage_sharding, axes); !fault.empty())
     fail("its storage sharding " + fault);
 }

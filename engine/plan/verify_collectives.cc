@@ -38,7 +38,7 @@ class Shapes {
 
  private:
   [[noreturn]] void fail(const std::string& what) const { c_.fail(s_, k_, what); }
-  const Buffer& buffer(BufferId b) const { return c_.program.buffers[static_cast<size_t>(b)]; }
+  const Buffer& buffer(BufferId b) const { return c_.program.buffers[b]; }
   static int64_t elements(const Buffer& b) { return element_count(b.dims); }
 
   void in_place() const {
@@ -69,9 +69,8 @@ class Shapes {
   // Elements of a tensor at each position of the sub-axis, whose extent it is.
   int64_t unit(const Buffer& b, const SubAxis& sub_axis, int64_t extent) const {
     const auto& [dim, outer, inner] = sub_axis;
-    const bool fits = dim >= 0 && dim < std::ssize(b.dims) && outer >= 1 && inner >= 1 &&
-                      outer <= b.dims[static_cast<size_t>(dim)] && inner <= b.dims[static_cast<size_t>(dim)] / outer &&
-                      outer * inner * extent == b.dims[static_cast<size_t>(dim)];
+    const bool fits = dim >= 0 && dim < std::ssize(b.dims) && outer >= 1 && inner >= 1 && outer <= b.dims[dim] &&
+                      inner <= b.dims[dim] / outer && outer * inner * extent == b.dims[dim];
     if (!fits)
       fail(fmt::format("'{}' of shape {} has no sub-axis ({}, {}, {}) of {}", b.name, to_string(b.dims), dim, outer,
                        inner, extent));
@@ -100,8 +99,7 @@ class Shapes {
                    int64_t extent) const {
     const auto check = [&](const SubAxis& sub_axis, int64_t n) {
       const auto& [dim, outer, inner] = sub_axis;
-      if (dim < 0 || dim >= std::ssize(b.dims) || outer < 1 || inner < 1 ||
-          b.dims[static_cast<size_t>(dim)] != outer * n * inner)
+      if (dim < 0 || dim >= std::ssize(b.dims) || outer < 1 || inner < 1 || b.dims[dim] != outer * n * inner)
         fail(fmt::format("'{}' of shape {} does not have {} of its sub-axis ({}, {}, {})", b.name, to_string(b.dims), n,
                          dim, outer, inner));
     };
@@ -144,8 +142,7 @@ void verify_collectives(const Plan& plan, const Entry& entry) {
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     rank_of[g].resize(entry.rows.size());
     for (const std::vector<int32_t>& part : plan.groups[g].parts)
-      for (size_t rank = 0; rank < part.size(); ++rank)
-        rank_of[g][static_cast<size_t>(part[rank])] = {rank, part.size()};
+      for (size_t rank = 0; rank < part.size(); ++rank) rank_of[g][part[rank]] = {rank, part.size()};
   }
   // Devices of one program at one place in a group are alike in its collectives.
   const auto rows = rows_of_programs(entry);
@@ -153,15 +150,15 @@ void verify_collectives(const Plan& plan, const Entry& entry) {
     const VerifyContext c{plan, entry, p, entry.programs[p]};
     std::vector<std::set<Rank>> ranks(plan.groups.size());
     for (size_t g = 0; g < plan.groups.size(); ++g)
-      for (const DeviceRow* row : rows[p]) ranks[g].insert(rank_of[g][static_cast<size_t>(row->device)]);
+      for (const DeviceRow* row : rows[p]) ranks[g].insert(rank_of[g][row->device]);
     std::vector<char> runs(c.program.segments.size());
-    for (const ScheduleRow& r : watched(c.program.schedule)) runs[static_cast<size_t>(r.segment)] = 1;
+    for (const ScheduleRow& r : watched(c.program.schedule)) runs[r.segment] = 1;
     for (size_t s = 0; s < c.program.segments.size(); ++s)
       for (size_t k = 0; runs[s] && k < c.program.segments[s].instructions.size(); ++k) {
         const Instruction& i = c.program.segments[s].instructions[k];
         if (i.group() == kNone) continue;
         std::set<size_t> sizes;
-        for (const auto& [rank, members] : ranks[static_cast<size_t>(i.group())]) {
+        for (const auto& [rank, members] : ranks[i.group()]) {
           Watch::look();
           if (members > 0) Shapes(c, c.program.segments[s], k, rank, members, sizes.insert(members).second).check();
         }

@@ -16,8 +16,7 @@ struct Place {
 class Order {
  public:
   explicit Order(const VerifyContext& c) : c_(c), rows_(c.program.segments.size()), clocks_(c.program.segments.size()) {
-    for (size_t r = 0; r < c.program.schedule.size(); ++r)
-      rows_[static_cast<size_t>(c.program.schedule[r].segment)].push_back(r);
+    for (size_t r = 0; r < c.program.schedule.size(); ++r) rows_[c.program.schedule[r].segment].push_back(r);
   }
 
   // The place of the only instruction of this kind, which runs once; none: there is none.
@@ -42,9 +41,7 @@ class Order {
   bool before(size_t s, size_t k, const Place& at) const {
     return rows_[s].empty() || follows(at, {rows_[s].back(), k});
   }
-  const Segment& segment(const Place& at) const {
-    return c_.program.segments[static_cast<size_t>(c_.program.schedule[at.row].segment)];
-  }
+  const Segment& segment(const Place& at) const { return c_.program.segments[c_.program.schedule[at.row].segment]; }
 
  private:
   const Instruction& instruction(const Place& at) const { return segment(at).instructions[at.index]; }
@@ -57,7 +54,7 @@ class Order {
     if (later.row > earlier.row + 1 || instruction(later).queue == instruction(earlier).queue) return true;
     const int32_t list = c_.program.schedule[later.row].waits;
     const RowWaits none;
-    const RowWaits& waits = list == kNone ? none : c_.program.row_waits[static_cast<size_t>(list)];
+    const RowWaits& waits = list == kNone ? none : c_.program.row_waits[list];
     const RowClock before = clock_of(segment(earlier));
     CrossClock clock(before);
     auto next = waits.begin();
@@ -123,8 +120,7 @@ void verify_commit(const VerifyContext& c, bool step) {
   if (storage_of(p, v.in[0]) != loss)
     c.fail(segment, vote->index,
            fmt::format("votes on '{}', and what it hands out as the loss is '{}', by instruction {}",
-                       p.buffers[static_cast<size_t>(v.in[0])].name, p.buffers[static_cast<size_t>(loss)].name,
-                       handed_out));
+                       p.buffers[v.in[0]].name, p.buffers[loss].name, handed_out));
   if (!step) c.fail(segment, vote->index, "votes, and no variable is written");
   if (commit && !order.before(static_cast<size_t>(p.schedule[vote->row].segment), vote->index, *commit))
     c.fail(segment, vote->index, "votes, and the commit does not wait for it");

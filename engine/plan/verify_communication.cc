@@ -17,7 +17,7 @@ void check_groups(const Entries& e) {
       for (const int32_t d : part) {
         if (d < 0 || d >= static_cast<int32_t>(found.size()))
           e.fail(d, {}, fmt::format("group {} names device {}", g, d));
-        if (found[static_cast<size_t>(d)]++) e.fail(d, {}, fmt::format("group {} names device {} twice", g, d));
+        if (found[d]++) e.fail(d, {}, fmt::format("group {} names device {} twice", g, d));
       }
   }
 }
@@ -35,7 +35,7 @@ std::string text_of(const Program& p, const Instruction& i) {
   const bool gathers = c.op == OpCode::k_all_gather;
   if (gathers || c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter)
     for (const BufferId b : gathers ? i.out : i.in) {
-      const Buffer& whole = p.buffers[static_cast<size_t>(b)];
+      const Buffer& whole = p.buffers[b];
       text += fmt::format(" {} {} {}", whole.name, name_of(whole.dtype), to_string(whole.dims));
     }
   if (!c.weights.empty()) text += fmt::format(" weights {};", fmt::join(c.weights, ","));
@@ -53,12 +53,12 @@ Collectives collectives_of(const Program& p, size_t groups, std::map<std::string
     of.emplace_back(groups);
     for (const Instruction& i : s.instructions)
       if (i.group() != kNone)
-        of.back()[static_cast<size_t>(i.group())].push_back(
+        of.back()[i.group()].push_back(
             numbers.try_emplace(text_of(p, i), static_cast<int32_t>(numbers.size())).first->second);
   }
   for (const ScheduleRow& row : watched(p.schedule))
     for (size_t g = 0; g < groups; ++g) {
-      const std::vector<int32_t>& mine = of[static_cast<size_t>(row.segment)][g];
+      const std::vector<int32_t>& mine = of[row.segment][g];
       all[g].insert(all[g].end(), mine.begin(), mine.end());
     }
   return all;
@@ -68,7 +68,7 @@ Collectives collectives_of(const Program& p, size_t groups, std::map<std::string
 FaultSite nth_collective(const Program& p, size_t group, size_t n) {
   FaultSite site;
   for (const ScheduleRow& row : watched(p.schedule)) {
-    const Segment& s = p.segments[static_cast<size_t>(row.segment)];
+    const Segment& s = p.segments[row.segment];
     for (size_t k = 0; k < s.instructions.size(); ++k) {
       if (s.instructions[k].group() != static_cast<int32_t>(group)) continue;
       site.segment = &s, site.instruction = k, site.micro_batch = row.micro_batch;
@@ -105,7 +105,7 @@ void check_collectives(const Entries& e, const PartNumbers& part_of) {
   std::vector<const Collectives*> of_program;
   for (const Program& p : e.entry.programs)
     of_program.push_back(&*different.insert(collectives_of(p, e.plan.groups.size(), numbers)).first);
-  const auto of = [&](size_t device) { return of_program[static_cast<size_t>(e.entry.rows[device].program)]; };
+  const auto of = [&](size_t device) { return of_program[e.entry.rows[device].program]; };
   for (size_t g = 0; g < e.plan.groups.size(); ++g) {
     for (const auto& part : e.plan.groups[g].parts)
       for (const int32_t device : part) {
@@ -134,14 +134,13 @@ void check_collectives(const Entries& e, const PartNumbers& part_of) {
 Collectives shifts_of(const Program& p, size_t groups, bool sent, std::map<std::string, int32_t>& numbers) {
   Collectives all(groups);
   for (const ScheduleRow& row : watched(p.schedule))
-    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions) {
+    for (const Instruction& i : p.segments[row.segment].instructions) {
       const auto* c = i.as<work::Collective>();
       if (c == nullptr || c->op != OpCode::k_shift) continue;
       for (const BufferId b : sent ? i.in : i.out) {
-        const Buffer& x = p.buffers[static_cast<size_t>(b)];
+        const Buffer& x = p.buffers[b];
         const std::string text = fmt::format("{} {}", name_of(x.dtype), to_string(x.dims));
-        all[static_cast<size_t>(c->group)].push_back(
-            numbers.try_emplace(text, static_cast<int32_t>(numbers.size())).first->second);
+        all[c->group].push_back(numbers.try_emplace(text, static_cast<int32_t>(numbers.size())).first->second);
       }
     }
   return all;
@@ -160,9 +159,7 @@ void check_shifts(const Entries& e) {
       for (size_t k = 0; k < part.size(); ++k) {
         Watch::look();
         const int32_t from = part[(k + part.size() - 1) % part.size()];
-        const auto program = [&](int32_t d) {
-          return static_cast<size_t>(e.entry.rows[static_cast<size_t>(d)].program);
-        };
+        const auto program = [&](int32_t d) { return static_cast<size_t>(e.entry.rows[d].program); };
         if (taken[program(part[k])][g] != sent[program(from)][g])
           e.fail(
               part[k],
@@ -211,7 +208,7 @@ std::vector<std::map<int32_t, std::vector<const Transfer*>>> transfers_by(const 
 using Messages = std::vector<std::pair<const Instruction*, int64_t>>;
 Messages messages_of(const Program& p) {
   std::vector<int64_t> runs(p.segments.size());
-  for (const ScheduleRow& row : watched(p.schedule)) ++runs[static_cast<size_t>(row.segment)];
+  for (const ScheduleRow& row : watched(p.schedule)) ++runs[row.segment];
   Messages out;
   for (size_t s = 0; s < p.segments.size(); ++s)
     for (const Instruction& i : p.segments[s].instructions)
@@ -229,17 +226,17 @@ Ends check_ends(const Entries& e) {
     Watch::look();
     const auto device = static_cast<int32_t>(d);
     const Program& p = e.program(device);
-    for (const auto& [message, runs] : messages[static_cast<size_t>(e.entry.rows[d].program)]) {
+    for (const auto& [message, runs] : messages[e.entry.rows[d].program]) {
       const Instruction& i = *message;
       const bool sends = i.kind() == InstructionKind::kSend;
-      const Link& link = e.entry.links[static_cast<size_t>(i.link())];
-      const Buffer& b = p.buffers[static_cast<size_t>(sends ? i.in[0] : i.out[0])];
+      const Link& link = e.entry.links[i.link()];
+      const Buffer& b = p.buffers[sends ? i.in[0] : i.out[0]];
       const auto [known, fresh] = dtypes.try_emplace(i.link(), b.dtype);
       if (known->second != b.dtype)
         e.fail(device, site_of(p, [&](const Instruction& each) { return &each == &i; }),
                fmt::format("the ends of link '{}' differ in their dtype: {} and {}", link.name, name_of(known->second),
                            name_of(b.dtype)));
-      const auto& of_link = (sends ? sent : taken)[static_cast<size_t>(i.link())];
+      const auto& of_link = (sends ? sent : taken)[i.link()];
       if (const auto mine = of_link.find(device); mine != of_link.end())
         for (const Transfer* t : mine->second) check_box(e, device, i, link, sends ? t->source : t->target, b);
       (sends ? ends.sends : ends.receives)[{i.link(), device}] += runs;

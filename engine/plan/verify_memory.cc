@@ -51,9 +51,9 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
     const Instruction& i = s.instructions[k];
     const auto queue = static_cast<size_t>(i.queue);
     const auto check = [&](QueueClock Touched::*earlier, const char* what, BufferId b) {
-      const Buffer& buffer = c.program.buffers[static_cast<size_t>(b)];
+      const Buffer& buffer = c.program.buffers[b];
       const Interval mine = part_of(buffer);
-      for (const Touched& x : touched[static_cast<size_t>(storage_of(c.program, b))])
+      for (const Touched& x : touched[storage_of(c.program, b)])
         for (size_t t = 0; t < kQueues && x.at.begin < mine.end && mine.begin < x.at.end; ++t)
           if (t != queue && (x.*earlier)[t] > use.clock.begun(k)[t])
             c.fail(s, k,
@@ -61,8 +61,8 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
                                told(c.plan, s, static_cast<size_t>((x.*earlier)[t]))));
     };
     const auto note = [&](QueueClock Touched::*now, BufferId b) {
-      const Interval mine = part_of(c.program.buffers[static_cast<size_t>(b)]);
-      auto& list = touched[static_cast<size_t>(storage_of(c.program, b))];
+      const Interval mine = part_of(c.program.buffers[b]);
+      auto& list = touched[storage_of(c.program, b)];
       auto at = std::find_if(list.begin(), list.end(), [&](const Touched& x) { return x.at == mine; });
       if (at == list.end()) {
         list.push_back({mine});
@@ -84,16 +84,16 @@ void check_races(const VerifyContext& c, const Segment& s, const SegmentUse& use
 // others write there.
 void check_names(const VerifyContext& c, const Segment& s, std::vector<size_t>& made) {
   const size_t none = s.instructions.size();
-  const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[static_cast<size_t>(b)]; };
+  const auto buffer = [&](BufferId b) -> const Buffer& { return c.program.buffers[b]; };
   made.assign(c.program.buffers.size(), none);
   for (size_t k = none; k-- > 0;)
     for (const BufferId b : s.instructions[k].out)
-      if (in_arena(buffer(b)) && buffer(b).memory == Memory::kDevice) made[static_cast<size_t>(b)] = k;
+      if (in_arena(buffer(b)) && buffer(b).memory == Memory::kDevice) made[b] = k;
   std::map<BufferId, std::vector<std::pair<BufferId, size_t>>> written;  // per variable: names, and who wrote them
   for (size_t k = 0; k < none; ++k) {
     for (const BufferId b : s.instructions[k].in) {
       if (b == kNone) continue;
-      if (const size_t by = made[static_cast<size_t>(b)]; by < none && k < by)
+      if (const size_t by = made[b]; by < none && k < by)
         c.fail(s, k, fmt::format("reads '{}' before '{}' makes it", buffer(b).name, s.instructions[by].name));
       const auto over = written.find(storage_of(c.program, b));
       if (buffer(b).kind != BufferKind::kVariable || over == written.end()) continue;
@@ -119,7 +119,7 @@ SegmentUse use_of(const Program& p, const Segment& s) {
     const Instruction& i = s.instructions[k];
     const auto touch = [&](BufferId b, bool reads) {
       if (b == kNone) return;
-      Access& a = use.of[static_cast<size_t>(storage_of(p, b))];
+      Access& a = use.of[storage_of(p, b)];
       if (!a.any) a.reads_first = reads;
       a.any = true;
       auto& first = a.first[static_cast<size_t>(i.queue)];
@@ -149,7 +149,7 @@ struct Held {
 // The rows in which each segment runs.
 std::vector<std::vector<size_t>> rows_of_segments(const Program& p) {
   std::vector<std::vector<size_t>> rows(p.segments.size());
-  for (size_t r = 0; r < p.schedule.size(); ++r) rows[static_cast<size_t>(p.schedule[r].segment)].push_back(r);
+  for (size_t r = 0; r < p.schedule.size(); ++r) rows[p.schedule[r].segment].push_back(r);
   return rows;
 }
 
@@ -191,7 +191,7 @@ void check_values(const VerifyContext& c, const std::vector<Held>& all, const st
         static_cast<size_t>(x.versions));  // the row that made the value of the version
     for (const auto& [r, reads] : watched(uses)) {
       const ScheduleRow& row = p.schedule[r];
-      const Segment& segment = p.segments[static_cast<size_t>(row.segment)];
+      const Segment& segment = p.segments[row.segment];
       const auto reader = [&] {  // the first instruction that reads it
         const auto reads_it = [&](const Instruction& i) {
           return std::ranges::any_of(i.in, [&](BufferId b) {
@@ -298,7 +298,7 @@ struct Use {
 // Of the row before, by queue, in order.
 std::array<std::vector<Use>, kQueues> uses_of(const Program& p, const ScheduleRow& row) {
   std::array<std::vector<Use>, kQueues> out;
-  const Segment& s = p.segments[static_cast<size_t>(row.segment)];
+  const Segment& s = p.segments[row.segment];
   for (size_t k = 0; k < s.instructions.size(); ++k)
     for (const bool writes : {false, true})
       for (const BufferId b : writes ? s.instructions[k].out : s.instructions[k].in)
@@ -322,11 +322,10 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
     const auto [known, fresh] = of_rows.try_emplace(kind);
     auto& uses = known->second;
     if (fresh) uses = uses_of(p, before);
-    const Segment &earlier = p.segments[static_cast<size_t>(before.segment)],
-                  &later = p.segments[static_cast<size_t>(now.segment)];
-    CrossClock clock(of_segments[static_cast<size_t>(before.segment)].clock);
+    const Segment &earlier = p.segments[before.segment], &later = p.segments[now.segment];
+    CrossClock clock(of_segments[before.segment].clock);
     const RowWaits none;
-    const RowWaits& waits = now.waits == kNone ? none : p.row_waits[static_cast<size_t>(now.waits)];
+    const RowWaits& waits = now.waits == kNone ? none : p.row_waits[now.waits];
     auto next = waits.begin();
     for (size_t k = 0; k < later.instructions.size(); ++k) {
       Watch::look();
@@ -347,14 +346,12 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
                       .row = &now,
                       .path = {fmt::format("instruction {}, micro-batch {}, {} '{}'", told(c.plan, earlier, u->by),
                                            before.micro_batch, u->writes ? "writes" : "reads",
-                                           p.buffers[static_cast<size_t>(u->buffer)].name)}},
+                                           p.buffers[u->buffer].name)}},
                      fmt::format(
                          "it {} '{}' and does not wait for instruction {} of {} ('{}'), of the row before, which {}{}",
-                         writes ? "writes" : "reads", p.buffers[static_cast<size_t>(b)].name, u->by, earlier.name,
+                         writes ? "writes" : "reads", p.buffers[b].name, u->by, earlier.name,
                          earlier.instructions[u->by].name, u->writes ? "writes" : "reads",
-                         u->buffer == b
-                             ? " it"
-                             : fmt::format(" '{}' in the same bytes", p.buffers[static_cast<size_t>(u->buffer)].name)));
+                         u->buffer == b ? " it" : fmt::format(" '{}' in the same bytes", p.buffers[u->buffer].name)));
         }
       };
       for (const BufferId b : i.in)
@@ -402,11 +399,9 @@ void check_overwritten(const VerifyContext& c) {
     std::set<BufferId> to_come;                                         // new values of variables
     for (const Instruction& i : segment.instructions)
       for (const BufferId b : i.out)
-        if (b != kNone && p.buffers[static_cast<size_t>(b)].kind == BufferKind::kVariable &&
-            p.buffers[static_cast<size_t>(b)].alias != kNone)
-          to_come.insert(b);
+        if (b != kNone && p.buffers[b].kind == BufferKind::kVariable && p.buffers[b].alias != kNone) to_come.insert(b);
     const auto place = [&](BufferId b) {
-      const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+      const Buffer& buffer = p.buffers[b];
       return std::tuple(storage_of(p, b), buffer.at, buffer.bytes);
     };
     for (size_t k = 0; k < segment.instructions.size(); ++k) {
@@ -414,20 +409,18 @@ void check_overwritten(const VerifyContext& c) {
       const Instruction& i = segment.instructions[k];
       for (const BufferId b : i.in) {
         if (b == kNone) continue;
-        const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
-        if (made[static_cast<size_t>(b)] < 0 && to_come.contains(b))
+        const Buffer& buffer = p.buffers[b];
+        if (made[b] < 0 && to_come.contains(b))
           c.fail(segment, k, fmt::format("reads '{}' before it is made", buffer.name));
         const bool named = buffer.kind == BufferKind::kVariable && buffer.alias == kNone;
-        if (made[static_cast<size_t>(b)] < 0 && !named) continue;  // of another segment, or a view
+        if (made[b] < 0 && !named) continue;  // of another segment, or a view
         const auto at = latest.find(place(b));
         const BufferId now = at == latest.end() ? b : at->second;
         if (now != b)
-          c.fail(segment, k,
-                 fmt::format("reads '{}', which became '{}' in place", buffer.name,
-                             p.buffers[static_cast<size_t>(now)].name));
+          c.fail(segment, k, fmt::format("reads '{}', which became '{}' in place", buffer.name, p.buffers[now].name));
       }
       for (const BufferId b : i.out)
-        if (b != kNone) made[static_cast<size_t>(b)] = static_cast<int64_t>(k), latest[place(b)] = b;
+        if (b != kNone) made[b] = static_cast<int64_t>(k), latest[place(b)] = b;
     }
   }
 }

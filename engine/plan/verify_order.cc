@@ -15,7 +15,7 @@ std::vector<std::vector<std::vector<int32_t>>> members_of(const Plan& plan, cons
     for (const auto& part : group.parts) {
       Watch::look();
       std::vector<int32_t> members;
-      for (const int32_t d : part) members.push_back(classes[static_cast<size_t>(d)]);
+      for (const int32_t d : part) members.push_back(classes[d]);
       std::sort(members.begin(), members.end());
       out.back().push_back(std::move(members));
     }
@@ -41,7 +41,7 @@ EntryPeers peers_of(const Entries& e) {
   for (const Group& group : e.plan.groups) {
     peers.parts.emplace_back(e.plan.devices.size(), -1);
     for (size_t p = 0; p < group.parts.size(); ++p)
-      for (const int32_t d : group.parts[p]) peers.parts.back()[static_cast<size_t>(d)] = static_cast<int32_t>(p);
+      for (const int32_t d : group.parts[p]) peers.parts.back()[d] = static_cast<int32_t>(p);
   }
   for (const Link& link : e.entry.links) {
     Watch::look();
@@ -60,7 +60,7 @@ std::vector<std::vector<LinkEnd>> ends_of_links(const Entries& e, const Channels
       peers[{from, true}].push_back(to);
       peers[{to, false}].push_back(from);
     }
-    for (auto& [end, list] : peers) ends[static_cast<size_t>(end.first)].push_back({l, end.second, std::move(list)});
+    for (auto& [end, list] : peers) ends[end.first].push_back({l, end.second, std::move(list)});
   }
   return ends;
 }
@@ -88,10 +88,10 @@ std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, co
       Watch::look();
       std::vector<int32_t> key{classes[d]};
       for (size_t g = 0; g < part_of.size(); ++g)
-        key.push_back(part_of[g][d] < 0 ? kNone : number_of_part[g][static_cast<size_t>(part_of[g][d])]);
+        key.push_back(part_of[g][d] < 0 ? kNone : number_of_part[g][part_of[g][d]]);
       for (const LinkEnd& end : ends[d]) {
         key.insert(key.end(), {static_cast<int32_t>(end.link), end.sends, static_cast<int32_t>(end.peers.size())});
-        for (const int32_t peer : end.peers) key.push_back(classes[static_cast<size_t>(peer)]);
+        for (const int32_t peer : end.peers) key.push_back(classes[peer]);
       }
       next[d] = fresh.of(std::move(key));
     }
@@ -104,7 +104,7 @@ std::vector<int32_t> classes_alike(const Entries& e, const EntryPeers& peers, co
   for (const auto& list : ends)
     for (const LinkEnd& end : list) {
       std::vector<int32_t> of;
-      for (const int32_t peer : end.peers) of.push_back(classes[static_cast<size_t>(peer)]);
+      for (const int32_t peer : end.peers) of.push_back(classes[peer]);
       of.erase(std::unique(of.begin(), of.end()), of.end());
       std::sort(of.begin(), of.end());
       if (std::adjacent_find(of.begin(), of.end()) == of.end()) continue;
@@ -127,19 +127,18 @@ std::vector<int32_t> alike(const Entry& entry, const PlanSteps& steps) {
       Watch::look();
       Ints key;
       for (const PlanStep& step : steps[p][s]) {
-        const Instruction& i = entry.programs[p].segments[s].instructions[static_cast<size_t>(step.instruction)];
+        const Instruction& i = entry.programs[p].segments[s].instructions[step.instruction];
         key.insert(key.end(), {static_cast<int64_t>(i.kind()), static_cast<int64_t>(i.queue), i.group(), i.link()});
         key.insert(key.end(), step.needs.begin(), step.needs.end());
       }
       numbers.push_back(segments.of(std::move(key)));
     }
     std::vector<int32_t> rows;
-    for (const ScheduleRow& row : watched(entry.programs[p].schedule))
-      rows.push_back(numbers[static_cast<size_t>(row.segment)]);
+    for (const ScheduleRow& row : watched(entry.programs[p].schedule)) rows.push_back(numbers[row.segment]);
     of_program.push_back(programs.of(std::move(rows)));
   }
   std::vector<int32_t> out;
-  for (const DeviceRow& row : entry.rows) out.push_back(of_program[static_cast<size_t>(row.program)]);
+  for (const DeviceRow& row : entry.rows) out.push_back(of_program[row.program]);
   return out;
 }
 
@@ -152,9 +151,9 @@ void verify_order(const Entries& e, const EntryPeers& peers) {
   if (stuck.text.empty()) return;
   const auto site_of_visit = [&](const PlanWalk::Visit& v) {
     const Program& p = e.program(v.device);
-    return FaultSite{.segment = &p.segments[static_cast<size_t>(v.segment)],
+    return FaultSite{.segment = &p.segments[v.segment],
                      .instruction = static_cast<size_t>(v.instruction),
-                     .micro_batch = p.schedule[static_cast<size_t>(v.row)].micro_batch};
+                     .micro_batch = p.schedule[v.row].micro_batch};
   };
   FaultSite site = site_of_visit(stuck.waits[0]);
   for (size_t k = 1; k < stuck.waits.size(); ++k) {

@@ -16,7 +16,7 @@ namespace {
 FaultSite site_on(const Entry& entry, int32_t device, const std::function<bool(const Instruction&)>& is_it) {
   for (const DeviceRow& row : entry.rows) {
     if (row.device != device || row.program < 0 || row.program >= std::ssize(entry.programs)) continue;
-    FaultSite site = site_of(entry.programs[static_cast<size_t>(row.program)], is_it);
+    FaultSite site = site_of(entry.programs[row.program], is_it);
     site.device = device;
     return site;
   }
@@ -99,7 +99,7 @@ void check_samples(const Plan& plan, const Entry& entry) {
   for (size_t number = 0; number < cuts; ++number) {
     const auto is_share = [&](const DeviceRow& row, uint64_t mask) {
       Watch::look();
-      return of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates) == row.samples[number];
+      return of_mesh[row.mesh].at(mask, row.coordinates) == row.samples[number];
     };
     const uint64_t masks = uint64_t{2} << axes;
     uint64_t mask = 0;
@@ -116,8 +116,7 @@ void check_samples(const Plan& plan, const Entry& entry) {
     fail(
         plan, entry, row.device, number,
         fmt::format("the samples of device {} ({} of its cuts of the batch) are not its share of {}; {}", row.device,
-                    number, entry.batch,
-                    difference(row.samples[number], of_mesh[static_cast<size_t>(row.mesh)].at(mask, row.coordinates))));
+                    number, entry.batch, difference(row.samples[number], of_mesh[row.mesh].at(mask, row.coordinates))));
   }
 }
 
@@ -131,13 +130,13 @@ std::vector<uint8_t> micro_batches_of(const Plan& plan, const Entry& entry, size
   for (const ScheduleRow& row : watched(p.schedule)) {
     if (static_cast<size_t>(row.micro_batch) >= all)
       c.fail_row(row, fmt::format("program {} has no micro-batch {}", number, row.micro_batch));
-    of_segment[static_cast<size_t>(row.segment)].push_back(row.micro_batch);
-    if (!row.whole) ++rows[static_cast<size_t>(row.micro_batch)];
+    of_segment[row.segment].push_back(row.micro_batch);
+    if (!row.whole) ++rows[row.micro_batch];
   }
   std::vector<int32_t> last(all, kNone);  // segment that was seen on each micro-batch
   for (size_t s = 0; s < of_segment.size(); ++s)
     for (const int32_t u : watched(of_segment[s]))
-      if (std::exchange(last[static_cast<size_t>(u)], static_cast<int32_t>(s)) == static_cast<int32_t>(s))
+      if (std::exchange(last[u], static_cast<int32_t>(s)) == static_cast<int32_t>(s))
         c.fail({.segment = &p.segments[s], .instruction = 0, .micro_batch = u},
                fmt::format("program {} runs segment '{}' twice on micro-batch {}", number, p.segments[s].name, u));
   std::vector<uint8_t> out(all);
@@ -164,19 +163,17 @@ void check_micro_batches(const Plan& plan, const Entry& entry) {
     for (const DeviceRow& row : entry.rows)
       if (row.mesh == static_cast<int32_t>(m)) programs.insert(row.program);
     const auto less = [&](int32_t a, int32_t b) {
-      const auto &x = of_program[static_cast<size_t>(a)], &y = of_program[static_cast<size_t>(b)];
+      const auto &x = of_program[a], &y = of_program[b];
       return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end());
     };
     std::set<int32_t, decltype(less)> different(less);
     for (const int32_t p : watched(programs)) different.insert(p);
     for (const size_t u : watched(size_t{0}, all)) {
-      const auto times = std::count_if(different.begin(), different.end(),
-                                       [&](int32_t p) { return of_program[static_cast<size_t>(p)][u] != 0; });
+      const auto times =
+          std::count_if(different.begin(), different.end(), [&](int32_t p) { return of_program[p][u] != 0; });
       if (times != 1) {
         const auto of_mesh = [&](const DeviceRow& row) { return row.mesh == static_cast<int32_t>(m); };
-        const auto works = [&](const DeviceRow& row) {
-          return of_mesh(row) && of_program[static_cast<size_t>(row.program)][u] != 0;
-        };
+        const auto works = [&](const DeviceRow& row) { return of_mesh(row) && of_program[row.program][u] != 0; };
         auto at = std::ranges::find_if(entry.rows, works);
         if (at == entry.rows.end()) at = std::ranges::find_if(entry.rows, of_mesh);
         fail_at(plan, entry,

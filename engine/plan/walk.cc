@@ -60,8 +60,7 @@ struct Walker {
       ends.places.emplace_back();
       if (peers.parts[g][device] < 0) continue;
       std::vector<int32_t> members;
-      for (const int32_t d : e.plan.groups[g].parts[static_cast<size_t>(peers.parts[g][device])])
-        members.push_back(classes[static_cast<size_t>(d)]);
+      for (const int32_t d : e.plan.groups[g].parts[peers.parts[g][device]]) members.push_back(classes[d]);
       std::sort(members.begin(), members.end());
       members.erase(std::unique(members.begin(), members.end()), members.end());
       const auto [at, fresh] = places.try_emplace({g, members[0]});
@@ -72,7 +71,7 @@ struct Walker {
     for (const LinkEnd& end : links)
       for (const int32_t peer : end.peers) {
         const auto link = static_cast<int32_t>(end.link);
-        const int32_t mine = classes[device], other = classes[static_cast<size_t>(peer)];
+        const int32_t mine = classes[device], other = classes[peer];
         const auto [at, fresh] = channels.try_emplace({link, end.sends ? mine : other, end.sends ? other : mine});
         if (fresh) at->second = clock.channel(e.entry.links[end.link].capacity);
         std::vector<size_t>& of_link = ends.channels[{link, end.sends}];
@@ -84,7 +83,7 @@ struct Walker {
   // The first and the last item.
   std::pair<Clock::Item, Clock::Item> add(const Instruction& i, const Ends& ends, size_t resource, double seconds) {
     if (i.group() != kNone) {
-      const auto& [place, member] = ends.places[static_cast<size_t>(i.group())];
+      const auto& [place, member] = ends.places[i.group()];
       const Clock::Item item = clock.meet(place, member, resource, seconds);
       return {item, item};
     }
@@ -112,7 +111,7 @@ std::array<bool, kQueues> used_by(const Program& p, const std::vector<std::vecto
   std::array<bool, kQueues> used{};
   for (size_t s = 0; s < steps.size(); ++s)
     for (const PlanStep& step : steps[s])
-      used[static_cast<size_t>(p.segments[s].instructions[static_cast<size_t>(step.instruction)].queue)] = true;
+      used[static_cast<size_t>(p.segments[s].instructions[step.instruction].queue)] = true;
   return used;
 }
 
@@ -141,7 +140,7 @@ PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<
     const auto device = static_cast<int32_t>(d);
     const Walker::Ends ends = walker.ends_of(d, links[d]);
     const Program& p = e.program(device);
-    const auto& of_program = steps[static_cast<size_t>(e.entry.rows[d].program)];
+    const auto& of_program = steps[e.entry.rows[d].program];
     std::array<size_t, kQueues> queues{};
     std::vector<size_t> joined;
     const std::array<bool, kQueues> used = used_by(p, of_program);
@@ -159,9 +158,9 @@ PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<
       RowEnd end = now;
       std::array<bool, kQueues> begun{};
       const int32_t list = p.schedule[row].waits;
-      const RowWaits& waits = list == kNone ? kNothing : p.row_waits[static_cast<size_t>(list)];
+      const RowWaits& waits = list == kNone ? kNothing : p.row_waits[list];
       auto wait = waits.begin();
-      for (const PlanStep& step : of_program[static_cast<size_t>(segment)]) {
+      for (const PlanStep& step : of_program[segment]) {
         visits_.push_back({device, static_cast<int32_t>(row), segment, step.instruction});
         Visit& v = visits_.back();
         const Instruction& i = instruction(v);
@@ -189,7 +188,7 @@ PlanWalk::PlanWalk(const Entries& e, const EntryPeers& peers, const std::vector<
 }
 
 const Instruction& PlanWalk::instruction(const Visit& v) const {
-  return e_.program(v.device).segments[static_cast<size_t>(v.segment)].instructions[static_cast<size_t>(v.instruction)];
+  return e_.program(v.device).segments[v.segment].instructions[v.instruction];
 }
 
 PlanWalk::Standstill PlanWalk::run() {
@@ -223,8 +222,7 @@ PlanWalk::Standstill PlanWalk::standstill(const Clock::Stuck& stuck) const {
     waits = {waits.back()};
   const Visit& held = *waits.front().held;
   std::string text = fmt::format("device {} never leaves segment '{}' (row {} of its schedule): '{}'", held.device,
-                                 e_.program(held.device).segments[static_cast<size_t>(held.segment)].name, held.row,
-                                 instruction(held).name);
+                                 e_.program(held.device).segments[held.segment].name, held.row, instruction(held).name);
   if (!stuck.circle)
     return {text + " waits for a message, free capacity or a member of its group that never comes", {held}};
   waits.push_back(waits.front());

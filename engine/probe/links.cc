@@ -72,7 +72,7 @@ double Prober::most(double mine) {
 
 // Who is in no pair of the group waits with the others.
 double Prober::seconds_of(OpCode op, int group, int64_t bytes, double budget) {
-  const auto& parts = groups_[static_cast<size_t>(group)].parts;
+  const auto& parts = groups_[group].parts;
   const auto is_mine = [&](const auto& part) {
     return std::find(part.begin(), part.end(), static_cast<int32_t>(number_)) != part.end();
   };
@@ -112,7 +112,7 @@ Meetings Prober::measure(double budget) {
       const double seconds = seconds_of(OpCode::k_shift, static_cast<int>(g), bytes, budget);
       for (const auto& pair : groups_[g].parts)
         for (const size_t k : {0, 1})
-          if (pair[k] == static_cast<int32_t>(number_)) (*to)[static_cast<size_t>(pair[1 - k])] = seconds;
+          if (pair[k] == static_cast<int32_t>(number_)) (*to)[pair[1 - k]] = seconds;
     }
   return out;
 }

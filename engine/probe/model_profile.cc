@@ -99,7 +99,7 @@ class DeviceRun {
   }
 
   const Timings& timings() const { return timings_; }
-  const Program& program() const { return entry_->programs[static_cast<size_t>(entry_->rows[0].program)]; }
+  const Program& program() const { return entry_->programs[entry_->rows[0].program]; }
 
  private:
   // An instruction takes until the next one of its queue begins: what lies between them is the executor's, and part of
@@ -276,7 +276,7 @@ Json profile_model(const std::shared_ptr<Backends>& backends, const Graph& graph
   compiled.strategy = "local", compiled.accumulation = 1, compiled.train_batches = {}, compiled.eval_batches = {};
   int64_t batch = 0;
   for (const TensorId id : graph.inputs)
-    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
+    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) batch = t.dims[t.batch_dim];
   std::vector<int64_t> samples = options.samples.empty() ? local_batches(batch) : options.samples;
   for (const int64_t b : samples)
     if (b < 1 || b > std::max<int64_t>(1, batch))

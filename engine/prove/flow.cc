@@ -26,20 +26,18 @@ using Kind = std::pair<int32_t, int32_t>;  // segment and version
 Touched touched_by(const Program& p, const Kind& kind) {
   Touched out;
   Ranges<char> known;
-  const auto& list = p.segments[static_cast<size_t>(kind.first)].instructions;
+  const auto& list = p.segments[kind.first].instructions;
   for (size_t k = 0; k < list.size(); ++k) {
     Watch::look();
     const auto place = [&](BufferId id) { return place_of(p, id, kind.second); };
-    const auto counts = [&](BufferId id) {
-      return id != kNone && p.buffers[static_cast<size_t>(id)].kind != BufferKind::kStep;
-    };
+    const auto counts = [&](BufferId id) { return id != kNone && p.buffers[id].kind != BufferKind::kStep; };
     for (size_t n = 0; n < list[k].in.size(); ++n)
       if (const BufferId id = list[k].in[n]; counts(id)) {
         bool outside = false;
         known.each(place(id), [&](int64_t, int64_t, const char* own) { outside |= own == nullptr; });
         if (outside)
-          out.reads.push_back({static_cast<int32_t>(k), static_cast<int32_t>(n),
-                               p.buffers[static_cast<size_t>(id)].versions > 1, place(id)});
+          out.reads.push_back(
+              {static_cast<int32_t>(k), static_cast<int32_t>(n), p.buffers[id].versions > 1, place(id)});
       }
     for (const BufferId id : list[k].out)
       if (counts(id)) known.put(place(id), 0), out.writes.push_back(place(id));

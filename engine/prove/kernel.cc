@@ -190,14 +190,14 @@ std::vector<Value> Kernels::parts(const KernelCall& call, const Graph& scratch, 
         step.in.emplace_back();
         continue;
       }
-      step.in.push_back({&*made[static_cast<size_t>(id)], scratch.tensor(id).dims, {}});
+      step.in.push_back({&*made[id], scratch.tensor(id).dims, {}});
     }
     for (const TensorId id : op.outputs) step.out.push_back({scratch.tensor(id).dims, scratch.tensor(id).dtype});
     std::vector<Value> values = run(step);
-    for (size_t k = 0; k < values.size(); ++k) made[static_cast<size_t>(op.outputs[k])] = std::move(values[k]);
+    for (size_t k = 0; k < values.size(); ++k) made[op.outputs[k]] = std::move(values[k]);
   }
   std::vector<Value> out;
-  for (const TensorId id : results) out.push_back(*made[static_cast<size_t>(id)]);
+  for (const TensorId id : results) out.push_back(*made[id]);
   return out;
 }
 
@@ -212,8 +212,7 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
     if (&step == &body.steps.back()) each.name = call.name;
     Dims dims;
     for (const int o : step.operands) {
-      each.in.push_back(o < n ? call.in[static_cast<size_t>(o)]
-                              : Operand{&made[static_cast<size_t>(o - n)], local[static_cast<size_t>(o - n)], {}});
+      each.in.push_back(o < n ? call.in[o] : Operand{&made[o - n], local[o - n], {}});
       dims = broadcast_dims(dims, each.in.back().local);
     }
     if (step.code == OpCode::k_cast) each.attrs["dtype"] = std::string(name_of(step.dtype));
@@ -231,7 +230,7 @@ std::vector<Value> Kernels::fused(const KernelCall& call) {
     local.push_back(std::move(dims));
   }
   std::vector<Value> out;
-  for (const int r : body.results) out.push_back(made[static_cast<size_t>(r - n)]);
+  for (const int r : body.results) out.push_back(made[r - n]);
   return out;
 }
 

@@ -86,13 +86,13 @@ std::vector<Value> Kernels::match(const KernelCall& call, OpId id, const FactorS
 }
 
 void Kernels::Match::take(int f, const Digit& d, size_t operand) {
-  std::optional<Digit>& mine = of[static_cast<size_t>(f)];
+  std::optional<Digit>& mine = of[f];
   if (!mine || (mine->any && mine->set.size() == d.set.size())) {
     mine = d;
   } else if (d.any ? mine->set.size() != d.set.size() : !(mine->set == d.set)) {
     refuse("operand {}, {}, is cut to {} along {}; other operands to {}", operand,
-           call.in[operand].value ? describe(ref, *call.in[operand].value) : "absent", to_string(d.set),
-           list[static_cast<size_t>(f)].name, to_string(mine->set));
+           call.in[operand].value ? describe(ref, *call.in[operand].value) : "absent", to_string(d.set), list[f].name,
+           to_string(mine->set));
   }
 }
 
@@ -116,17 +116,17 @@ FactorSplit Kernels::Match::take_operands() {
       const Digit& d = digits->digits()[k];
       const int f = shape.in[i].owner[k];
       if (group_of(list, i, true) >= 0 && shape.in[i].dim[k] == 0) continue;  // below, when samples are known
-      if (f >= 0 && list[static_cast<size_t>(f)].reads_through(i)) {
+      if (f >= 0 && list[f].reads_through(i)) {
         if (d.set.runs().size() != 1)
           no_rule("{} reads {} of operand {} through a window", op.name, to_string(d.set), i);
         if (d.open()) {
-          anywhere[static_cast<size_t>(f)] = d.set.size();
+          anywhere[f] = d.set.size();
           continue;
         }
-        std::optional<Interval>& mine = read[static_cast<size_t>(f)];
+        std::optional<Interval>& mine = read[f];
         if (mine && !(*mine == d.set.runs()[0]))
-          refuse("operand {} has {} of {}, another one [{}:{}]", i, to_string(d.set), list[static_cast<size_t>(f)].name,
-                 mine->begin, mine->end);
+          refuse("operand {} has {} of {}, another one [{}:{}]", i, to_string(d.set), list[f].name, mine->begin,
+                 mine->end);
         mine = d.set.runs()[0];
       } else if (f >= 0) {
         take(f, d, i);
@@ -172,15 +172,15 @@ void Kernels::Match::take_results() {
              to_string(dims));
     for (size_t k = 0; k < layout.owner.size(); ++k) {
       const int f = layout.owner[k];
-      if (f < 0 || of[static_cast<size_t>(f)]) continue;
+      if (f < 0 || of[f]) continue;
       if (group_of(list, o, false) >= 0 && layout.dim[k] == 0) continue;
-      const Factor& factor = list[static_cast<size_t>(f)];
-      int64_t n = call.out[o].local[static_cast<size_t>(layout.dim[k])];
+      const Factor& factor = list[f];
+      int64_t n = call.out[o].local[layout.dim[k]];
       for (size_t j = 0; j < layout.owner.size(); ++j) {
         if (j == k || layout.dim[j] != layout.dim[k]) continue;
         const int other = layout.owner[j];
-        if (other >= 0 && !of[static_cast<size_t>(other)]) no_rule("{} makes two factors of one dimension", op.name);
-        n /= other < 0 ? layout.digits[j] : of[static_cast<size_t>(other)]->set.size();
+        if (other >= 0 && !of[other]) no_rule("{} makes two factors of one dimension", op.name);
+        n /= other < 0 ? layout.digits[j] : of[other]->set.size();
       }
       if (n > layout.digits[k]) refuse("it makes {} of {}", to_string(call.out[o].local), to_string(dims));
       Digit d{layout.digits[k], Set::first(n)};
@@ -200,7 +200,7 @@ void Kernels::Match::take_results() {
           d.any = true;
         }
       }
-      of[static_cast<size_t>(f)] = d;
+      of[f] = d;
     }
   }
 }
@@ -215,8 +215,8 @@ void Kernels::Match::place_any() {
   for (size_t d = 0; d < layout.owner.size(); ++d) {
     const int f = layout.owner[d];
     const auto dim = static_cast<size_t>(layout.dim[d]);
-    if (f < 0 || !of[static_cast<size_t>(f)] || !of[static_cast<size_t>(f)]->any || !(placed >> dim & 1)) continue;
-    Digit& mine = *of[static_cast<size_t>(f)];
+    if (f < 0 || !of[f] || !of[f]->any || !(placed >> dim & 1)) continue;
+    Digit& mine = *of[f];
     mine.any = false;
     if (mine.whole()) continue;
     const bool alone = std::count(layout.dim.begin(), layout.dim.end(), layout.dim[d]) == 1;
@@ -318,9 +318,9 @@ Region Kernels::Match::region_of(size_t o) const {
       local[0] *= groups->size();
       continue;
     }
-    digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[static_cast<size_t>(f)]);
+    digits.push_back(f < 0 ? Digit{layout.digits[k], Set::first(layout.digits[k])} : sets[f]);
     if (digits.back().extent != layout.digits[k]) no_rule("the extent of {}", whole.name);
-    local[static_cast<size_t>(layout.dim[k])] *= digits.back().set.size();
+    local[layout.dim[k]] *= digits.back().set.size();
   }
   if (!same_rows(op, local, call.out[o].local, true))
     refuse("the operands give {} of {}, and the result has {}", to_string(local), whole.name,
@@ -367,11 +367,11 @@ void Kernels::Match::check_operands() const {
         continue;
       }
       int64_t n = shape.in[i].digits[k];
-      if (f >= 0 && !list[static_cast<size_t>(f)].reads_through(i))
-        n = sets[static_cast<size_t>(f)].set.size();
-      else if (f >= 0 && read[static_cast<size_t>(f)])
-        n = read[static_cast<size_t>(f)]->size();
-      local[static_cast<size_t>(shape.in[i].dim[k])] *= n;
+      if (f >= 0 && !list[f].reads_through(i))
+        n = sets[f].set.size();
+      else if (f >= 0 && read[f])
+        n = read[f]->size();
+      local[shape.in[i].dim[k]] *= n;
     }
     if (!same_rows(op, local, call.in[i].local, i == 0))
       refuse("operand {} has the shape {}; {} is {}", i, to_string(call.in[i].local), describe(ref, *call.in[i].value),

@@ -38,7 +38,7 @@ FactorSplit Kernels::split_of(const Region& region, const Layout& layout, const 
         continue;
       }
       if (n % left || layout.owner[k] < 0) return {};
-      const Factor& f = list[static_cast<size_t>(layout.owner[k])];
+      const Factor& f = list[layout.owner[k]];
       const bool plain = (f.kind == FactorKind::kMap || f.kind == FactorKind::kReduce) && f.unit == 1 &&
                          f.size_attrs.empty() && !f.begin_attr && !f.group.rows;
       return plain ? FactorSplit{layout.owner[k], n / left} : FactorSplit{};

@@ -157,11 +157,10 @@ void Kernels::check_lines(const KernelCall& call, const Factors& factors) const 
     for (size_t i = 0; i < digits.size(); ++i) {
       const SubAxis& at = f.inputs.at(i);
       if (!at.present() || at.outer != 1 || at.inner != 1) no_rule("{} of {}", f.name, call.name);
-      const auto &mine = digits[i][static_cast<size_t>(at.dim)],
-                 &first = digits[0][static_cast<size_t>(f.inputs[0].dim)];
+      const auto &mine = digits[i][at.dim], &first = digits[0][f.inputs[0].dim];
       if (!(mine == first))
         refuse("operand {} has {} of {}, operand 0 {}", i, to_string(mine.set), f.name, to_string(first.set));
-      cut[i][static_cast<size_t>(at.dim)] = true;
+      cut[i][at.dim] = true;
     }
   for (size_t i = 0; i < digits.size(); ++i)
     for (size_t d = 0; d < digits[i].size(); ++d)

@@ -19,8 +19,7 @@ std::optional<FactorKey> groups_behind(Reference& ref, TensorId tensor) {
     const std::vector<Factor>& list = ref.factors(op).list;
     for (size_t f = 0; f < list.size(); ++f)
       for (const int o : list[f].group.outputs)
-        if (list[f].group.rows > 0 && op.outputs[static_cast<size_t>(o)] == tensor)
-          return FactorKey{maker, static_cast<int32_t>(f)};
+        if (list[f].group.rows > 0 && op.outputs[o] == tensor) return FactorKey{maker, static_cast<int32_t>(f)};
     if (op.code != OpCode::k_slice || ref.tensor(op.inputs[0]).dims.at(0) != ref.tensor(tensor).dims.at(0)) return {};
     tensor = op.inputs[0];
   }
@@ -31,7 +30,7 @@ std::optional<FactorKey> groups_behind(Reference& ref, TensorId tensor) {
 // groups that are added here go from `mine`, and `terms` (those of what is added; told of none: all of these groups)
 // are counted from the batch's begin.
 void count_of_batch(Reference& ref, const FactorKey& key, TermBox& mine, TermBox::iterator groups, Terms& terms) {
-  const Factor& factor = ref.factors(ref.graph().op(key.op)).list[static_cast<size_t>(key.factor)];
+  const Factor& factor = ref.factors(ref.graph().op(key.op)).list[key.factor];
   const int64_t rows = factor.group.rows;
   if (groups->any || groups->set.runs().size() != 1 || groups->extent * rows != factor.extent) return;
   const Interval at = groups->set.runs()[0];
@@ -226,7 +225,7 @@ void Kernels::Match::name_terms(size_t o, Value& v) const {
   std::ranges::sort(mine, {}, &FactorSet::key);
   if (const auto key = !mine.empty() && call.in.size() == 1 ? groups_behind(ref, op.inputs[0]) : std::nullopt) {
     const auto groups = std::ranges::find_if(mine, [&](const FactorSet& f) {
-      return list[static_cast<size_t>(f.key.factor)].inputs[0] == SubAxis{0, 1, 1};
+      return list[f.key.factor].inputs[0] == SubAxis{0, 1, 1};
     });
     if (groups != mine.end()) count_of_batch(ref, *key, mine, groups, v.terms);
   }

@@ -30,9 +30,7 @@ Events events_of(const Program& p, int32_t device) {
       const bool sends = i.kind() == InstructionKind::kSend;
       if (queues.try_emplace({i.group(), i.link(), sends}, i.queue).first->second != i.queue) {
         int32_t row = 0;
-        while (p.schedule[static_cast<size_t>(row)].segment != static_cast<int32_t>(s) &&
-               row + 1 < std::ssize(p.schedule))
-          ++row;
+        while (p.schedule[row].segment != static_cast<int32_t>(s) && row + 1 < std::ssize(p.schedule)) ++row;
         const char* what = i.group() == kNone ? "message of its link" : "collective of its group";
         throw Stopped{{true, fmt::format("it is on another queue than another {}: either may begin first", what)},
                       {device, row, static_cast<int32_t>(k)},
@@ -51,13 +49,13 @@ class Meetings {
     std::map<int32_t, Events> events;
     for (const DeviceRow& row : entry.rows) {
       if (!symmetry.walked(row.device)) continue;
-      const Program& p = entry.programs[static_cast<size_t>(row.program)];
+      const Program& p = entry.programs[row.program];
       if (!events_.contains(row.program)) events_.emplace(row.program, events_of(p, row.device));
     }
     for (size_t g = 0; g < plan.groups.size(); ++g) {
       part_of_.emplace_back(entry.rows.size(), kNone);
       for (const auto& part : plan.groups[g].parts) {
-        for (const int32_t d : part) part_of_.back()[static_cast<size_t>(d)] = static_cast<int32_t>(parts_.size());
+        for (const int32_t d : part) part_of_.back()[d] = static_cast<int32_t>(parts_.size());
         parts_.push_back({.awaited = std::ranges::count_if(part, [&](int32_t d) { return symmetry.walked(d); })});
         for (const int32_t d : part)
           if (symmetry.walked(d)) parts_.back().members.push_back(d);
@@ -83,7 +81,7 @@ class Meetings {
     for (int32_t d = 0; d < std::ssize(places_); ++d)
       if (symmetry_.walked(d) && !ended(d))
         return Stopped{{false, "an order of instructions in which devices do not wait for each other"},
-                       {d, places_[static_cast<size_t>(d)].row, event(d).instruction},
+                       {d, places_[d].row, event(d).instruction},
                        {}};
     return {};
   }
@@ -103,16 +101,12 @@ class Meetings {
     std::vector<int32_t> sends, receives;  // channels
   };
 
-  const DeviceRow& row(int32_t d) const { return entry_.rows[static_cast<size_t>(d)]; }
-  const Program& program(int32_t d) const { return entry_.programs[static_cast<size_t>(row(d).program)]; }
-  bool ended(int32_t d) const { return places_[static_cast<size_t>(d)].row >= std::ssize(program(d).schedule); }
-  const ScheduleRow& now(int32_t d) const {
-    return program(d).schedule[static_cast<size_t>(places_[static_cast<size_t>(d)].row)];
-  }
-  const std::vector<Event>& events(int32_t d) const {
-    return events_.at(row(d).program)[static_cast<size_t>(now(d).segment)];
-  }
-  const Event& event(int32_t d) const { return events(d)[places_[static_cast<size_t>(d)].event]; }
+  const DeviceRow& row(int32_t d) const { return entry_.rows[d]; }
+  const Program& program(int32_t d) const { return entry_.programs[row(d).program]; }
+  bool ended(int32_t d) const { return places_[d].row >= std::ssize(program(d).schedule); }
+  const ScheduleRow& now(int32_t d) const { return program(d).schedule[places_[d].row]; }
+  const std::vector<Event>& events(int32_t d) const { return events_.at(row(d).program)[now(d).segment]; }
+  const Event& event(int32_t d) const { return events(d)[places_[d].event]; }
 
   // Of what is told apart: all rows that are no micro-batch's are alike.
   int64_t micro_batch(int32_t d) const { return now(d).whole ? kNone : now(d).micro_batch; }
@@ -124,7 +118,7 @@ class Meetings {
   }
 
   bool step(int32_t d) {
-    Where& at = places_[static_cast<size_t>(d)];
+    Where& at = places_[d];
     if (at.waits || ended(d)) return false;
     if (at.event >= events(d).size()) {
       at.event = 0, ++at.row;
@@ -133,16 +127,16 @@ class Meetings {
     Watch::look();
     const Event& e = event(d);
     if (e.group != kNone) return meet(d, e);
-    const auto found = peers_[static_cast<size_t>(e.link)].find(d);
-    if (found != peers_[static_cast<size_t>(e.link)].end()) {
+    const auto found = peers_[e.link].find(d);
+    if (found != peers_[e.link].end()) {
       const std::vector<int32_t>& mine = e.sends ? found->second.sends : found->second.receives;
-      const auto room = static_cast<size_t>(entry_.links[static_cast<size_t>(e.link)].capacity);
+      const auto room = static_cast<size_t>(entry_.links[e.link].capacity);
       for (const int32_t c : mine) {
-        const auto& channel = channels_[static_cast<size_t>(c)];
+        const auto& channel = channels_[c];
         if (e.sends ? channel.size() >= room : channel.empty()) return false;
       }
       for (const int32_t c : mine) {
-        auto& channel = channels_[static_cast<size_t>(c)];
+        auto& channel = channels_[c];
         if (e.sends) {
           channel.push_back(micro_batch(d));
           continue;
@@ -156,19 +150,17 @@ class Meetings {
   }
 
   bool meet(int32_t d, const Event& e) {
-    const int32_t number = part_of_[static_cast<size_t>(e.group)][static_cast<size_t>(d)];
+    const int32_t number = part_of_[e.group][d];
     if (number == kNone)
-      throw Stopped{{true, "its group has no part with this device"},
-                    {d, places_[static_cast<size_t>(d)].row, e.instruction},
-                    {}};
-    Part& part = parts_[static_cast<size_t>(number)];
+      throw Stopped{{true, "its group has no part with this device"}, {d, places_[d].row, e.instruction}, {}};
+    Part& part = parts_[number];
     if (part.arrived == 0) part.micro_batch = micro_batch(d);
     compare(micro_batch(d), part.micro_batch);
-    places_[static_cast<size_t>(d)].waits = true;
+    places_[d].waits = true;
     if (++part.arrived < part.awaited) return false;
     part.arrived = 0;
     for (const int32_t m : part.members) {
-      Where& member = places_[static_cast<size_t>(m)];
+      Where& member = places_[m];
       member.waits = false, ++member.event;
     }
     return true;

@@ -8,7 +8,7 @@
 namespace whale::proof {
 
 Place place_of(const Program& program, BufferId id, int32_t version) {
-  const Buffer& b = program.buffers[static_cast<size_t>(id)];
+  const Buffer& b = program.buffers[id];
   const Bytes storage = bytes_of_storage(program, id, version);
   return {storage.space, storage.begin + b.at, b.bytes};
 }

@@ -21,7 +21,7 @@ struct Fetched {
 std::vector<Fetched> fetches_of(const Program& p) {
   std::vector<Fetched> out;
   for (const ScheduleRow& row : p.schedule) {
-    const Segment& s = p.segments[static_cast<size_t>(row.segment)];
+    const Segment& s = p.segments[row.segment];
     for (size_t k = 0; k < s.instructions.size(); ++k)
       if (const auto* fetch = s.instructions[k].as<work::Fetch>()) out.push_back({&row, &s, k, *fetch});
   }
@@ -156,7 +156,7 @@ bool hands_over(const DeviceRow& row, const PlanOutput& output) {
 
 std::vector<SubAxisCut> handed_over(const Plan& plan, const Entry& entry, const DeviceRow& row, const ScheduleRow& at,
                                     const work::Fetch& fetch) {
-  const PlanOutput& port = entry.outputs[static_cast<size_t>(fetch.output)];
+  const PlanOutput& port = entry.outputs[fetch.output];
   std::vector<SubAxisCut> cuts;
   if (!port.parts.axes.empty() && port.mesh != kNone)
     cuts = cuts_of(port.dims, port.parts, plan.meshes.at(static_cast<size_t>(port.mesh)).axes, row.coordinates);
@@ -182,10 +182,9 @@ void check_outputs(const Plan& plan, const Entry& entry) {
   std::vector<std::vector<Fetched>> fetches;
   for (const Program& p : entry.programs) fetches.push_back(fetches_of(p));
   for (const DeviceRow& row : entry.rows)
-    for (const Fetched& f : fetches[static_cast<size_t>(row.program)]) {
+    for (const Fetched& f : fetches[row.program]) {
       Watch::look();
-      if (hands_over(row, entry.outputs[static_cast<size_t>(f.fetch.output)]))
-        parts[static_cast<size_t>(f.fetch.output)].add(row, f);
+      if (hands_over(row, entry.outputs[f.fetch.output])) parts[f.fetch.output].add(row, f);
     }
   for (Parts& each : parts) each.check();
 }

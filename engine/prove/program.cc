@@ -51,8 +51,8 @@ void add_names(Form::Names& names, const std::string& instruction) {
 
 bool is_late(const Graph& g, const Form& form, const Op& op) {
   if (form.late != Form::Late::kInSplits) return form.late == Form::Late::kAll;
-  for (ScopeId s = op.scope; s != kNone; s = g.scopes[static_cast<size_t>(s)].parent)
-    if (g.scopes[static_cast<size_t>(s)].kind == ScopeKind::kSplit) return true;
+  for (ScopeId s = op.scope; s != kNone; s = g.scopes[s].parent)
+    if (g.scopes[s].kind == ScopeKind::kSplit) return true;
   return false;
 }
 
@@ -63,7 +63,7 @@ TensorIds equal_values(const Graph& g) {
   std::map<std::tuple<OpCode, std::string, TensorIds>, std::vector<const Op*>> seen;
   for (const Op& op : g.ops) {
     TensorIds reads = op.inputs;
-    for (TensorId& id : reads) id = id == kNone ? kNone : now[static_cast<size_t>(id)];
+    for (TensorId& id : reads) id = id == kNone ? kNone : now[id];
     std::vector<const Op*>& alike = seen[{op.code, g.scope_path(op.scope), reads}];
     const auto twin = std::ranges::find_if(alike, [&](const Op* other) { return same_op(g, *other, op); });
     if (twin == alike.end()) {
@@ -71,8 +71,7 @@ TensorIds equal_values(const Graph& g) {
       continue;
     }
     for (size_t k = 0; k < op.outputs.size(); ++k)
-      if (op.outputs[k] != kNone && (*twin)->outputs[k] != kNone)
-        now[static_cast<size_t>(op.outputs[k])] = (*twin)->outputs[k];
+      if (op.outputs[k] != kNone && (*twin)->outputs[k] != kNone) now[op.outputs[k]] = (*twin)->outputs[k];
   }
   return now;
 }
@@ -83,8 +82,7 @@ class Operands {
   using Key = std::tuple<std::string, TensorId, TensorId>;
   explicit Operands(const Graph& g) : g_(g), now_(equal_values(g)) {}
   Key of(const Op& product) const {
-    return {g_.scope_path(product.scope), now_[static_cast<size_t>(product.inputs[0])],
-            now_[static_cast<size_t>(product.inputs[1])]};
+    return {g_.scope_path(product.scope), now_[product.inputs[0]], now_[product.inputs[1]]};
   }
 
  private:
@@ -102,10 +100,10 @@ class Biases {
     std::vector<int> readers(g.tensors.size());
     for (const Op& op : g.ops)
       for (const TensorId id : op.inputs)
-        if (id != kNone) ++readers[static_cast<size_t>(id)];
-    for (const NamedTensor& o : g.outputs) readers[static_cast<size_t>(o.tensor)] += 2;
+        if (id != kNone) ++readers[id];
+    for (const NamedTensor& o : g.outputs) readers[o.tensor] += 2;
     for (const Op& op : g.ops)
-      if (has_flag(op.code, kProduct) && readers[static_cast<size_t>(op.outputs[0])] == 1) read_once_.insert(op.name);
+      if (has_flag(op.code, kProduct) && readers[op.outputs[0]] == 1) read_once_.insert(op.name);
     for (const Op& op : g.ops)
       if (const auto sum = sum_of(g, op); sum && runs(g, *sum)) run_.insert(layer(g, *sum));
     Form::Names in_sums;
@@ -200,13 +198,13 @@ void keep_apart(Graph& g, const Form::Names& run) {
   std::vector<char> read(g.tensors.size());
   for (const Op& op : g.ops)
     for (const TensorId id : op.inputs)
-      if (id != kNone) read[static_cast<size_t>(id)] = 1;
-  for (const NamedTensor& o : g.outputs) read[static_cast<size_t>(o.tensor)] = 1;
+      if (id != kNone) read[id] = 1;
+  for (const NamedTensor& o : g.outputs) read[o.tensor] = 1;
   for (size_t i = 0; i < g.ops.size(); ++i) {
     Op& op = g.ops[i];
-    if (has_flag(op.code, kProduct) && !read[static_cast<size_t>(op.outputs[0])]) continue;  // it has a bias elsewhere
+    if (has_flag(op.code, kProduct) && !read[op.outputs[0]]) continue;  // it has a bias elsewhere
     TensorIds reads = op.inputs;
-    for (TensorId& id : reads) id = id == kNone ? kNone : now[static_cast<size_t>(id)];
+    for (TensorId& id : reads) id = id == kNone ? kNone : now[id];
     std::vector<OpId>& alike = seen[{op.code, op.scope, reads}];
     const auto twin = std::ranges::find_if(alike, [&](OpId other) { return same_op(g, g.op(other), op); });
     const OpId first = twin == alike.end() ? static_cast<OpId>(i) : *twin;
@@ -214,13 +212,13 @@ void keep_apart(Graph& g, const Form::Names& run) {
     const bool apart = has_flag(op.code, kProduct) && run.contains(op.name) &&
                        taken.try_emplace(first, op.name).first->second != op.name;
     if (apart) {
-      g.scopes.push_back(g.scopes[static_cast<size_t>(op.scope)]);
+      g.scopes.push_back(g.scopes[op.scope]);
       op.scope = static_cast<ScopeId>(g.scopes.size() - 1);
       continue;
     }
     const TensorIds& merged = g.op(first).outputs;
     for (size_t k = 0; k < op.outputs.size(); ++k)
-      if (op.outputs[k] != kNone && merged[k] != kNone) now[static_cast<size_t>(op.outputs[k])] = merged[k];
+      if (op.outputs[k] != kNone && merged[k] != kNone) now[op.outputs[k]] = merged[k];
   }
 }
 
@@ -255,7 +253,7 @@ bool runs_whole(const Graph& g, const Op& op, const Form& form) {
 // The product that makes this, which nothing else reads; null: none does.
 const Op* product_of(const Graph& g, const std::vector<int>& uses, TensorId id) {
   const OpId maker = id == kNone ? kNone : g.tensor(id).producer;
-  const bool alone = maker != kNone && uses[static_cast<size_t>(id)] == 1 && has_flag(g.op(maker).code, kProduct);
+  const bool alone = maker != kNone && uses[id] == 1 && has_flag(g.op(maker).code, kProduct);
   return alone ? &g.op(maker) : nullptr;
 }
 
@@ -387,7 +385,7 @@ OneDevice one_device_graph(const Plan& plan, const Entry& entry, const Form& for
   Graph g = plan.source;
   int64_t batch = 0;
   for (const TensorId id : g.inputs)
-    if (const Tensor& t = g.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
+    if (const Tensor& t = g.tensor(id); t.batch_dim >= 0) batch = t.dims[t.batch_dim];
   const bool train = trains_in(entry);
   if (!train) g = for_inference(std::move(g));
   if (entry.batch > 0 && batch > 0 && entry.batch != batch) g = rebatch(g, entry.batch);

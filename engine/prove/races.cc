@@ -25,8 +25,8 @@ struct Access {
 std::vector<Access> accesses_of(const Program& p, const Instruction& i, int32_t version, int64_t time) {
   std::vector<Access> out;
   const auto add = [&](BufferId id, bool writes) {
-    if (id == kNone || p.buffers[static_cast<size_t>(id)].bytes == 0) return;
-    const Buffer& b = p.buffers[static_cast<size_t>(id)];
+    if (id == kNone || p.buffers[id].bytes == 0) return;
+    const Buffer& b = p.buffers[id];
     if (b.kind == BufferKind::kStep) return;
     out.push_back({time, place_of(p, id, version), writes, id});
     if (writes && b.kind == BufferKind::kVariable) out.push_back({time, kCommitted, false, id});
@@ -50,7 +50,7 @@ class Pair {
 
   // `row_waits`: for instructions of the row that this one follows.
   void row(const ScheduleRow& row, const RowWaits* row_waits) {
-    const Segment& s = p_.segments[static_cast<size_t>(row.segment)];
+    const Segment& s = p_.segments[row.segment];
     const size_t before = begin_;
     begin_ = done_.size();
     size_t next = 0;
@@ -91,7 +91,7 @@ class Pair {
         const bool in_row = other->time >= static_cast<int64_t>(begin_);
         const int64_t number = other->time - (in_row ? static_cast<int64_t>(begin_) : 0);
         refuse("it {} {} and does not wait for instruction {}{} '{}', which {} {}", mine.writes ? "writes" : "reads",
-               name(mine), number, in_row ? "" : " of the row before", names_[static_cast<size_t>(other->time)]->name,
+               name(mine), number, in_row ? "" : " of the row before", names_[other->time]->name,
                other->writes ? "writes" : "reads", mine.buffer == other->buffer ? "it" : name(*other));
       }
     }
@@ -99,7 +99,7 @@ class Pair {
   std::string name(const Access& a) const {
     if (a.place == kVoted) return "what devices have voted";
     if (a.place == kCommitted) return "whether the step changes variables";
-    return fmt::format("'{}'", p_.buffers[static_cast<size_t>(a.buffer)].name);
+    return fmt::format("'{}'", p_.buffers[a.buffer].name);
   }
 
   const Program& p_;
@@ -125,7 +125,7 @@ std::optional<Stopped> race_of(const Program& program, int32_t device) {
     Pair pair(program);
     try {
       if (before) pair.row(*before, nullptr);
-      pair.row(now, before && now.waits != kNone ? &program.row_waits[static_cast<size_t>(now.waits)] : nullptr);
+      pair.row(now, before && now.waits != kNone ? &program.row_waits[now.waits] : nullptr);
     } catch (Stop& stop) {
       return Stopped{std::move(stop), {device, static_cast<int32_t>(r), static_cast<int32_t>(pair.faulty())}, {}};
     }

@@ -29,9 +29,8 @@ bool makes_zeros(OpCode code, const Factors& factors, const std::vector<char>& z
     if (many ? std::ranges::count(zero, 0) == 0 : zero[0] != 0) return true;
   }
   return std::ranges::any_of(factors.linear, [&](const std::vector<int>& set) {
-    return !set.empty() && std::ranges::all_of(set, [&](int i) {
-      return static_cast<size_t>(i) < zero.size() && zero[static_cast<size_t>(i)];
-    });
+    return !set.empty() &&
+           std::ranges::all_of(set, [&](int i) { return static_cast<size_t>(i) < zero.size() && zero[i]; });
   });
 }
 
@@ -66,25 +65,25 @@ void Reference::index() {
     Reads reads{op.code, op.inputs};
     for (TensorId& id : reads.roots) id = root(id);
     if (has_flag(op.code, kView)) {
-      root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
+      root_[op.outputs[0]] = reads.roots[0];
       continue;
     }
     const auto is_empty = [&](TensorId id) { return id == kNone || element_count(g_.tensor(id).dims) == 0; };
     if (std::ranges::all_of(op.outputs, is_empty)) {  // all that has no elements is one
       for (const TensorId id : op.outputs)
-        if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
+        if (id != kNone) root_[id] = zero_like(id);
       continue;
     }
     if (op.code == OpCode::k_cast)
       if (const TensorId same = before_cast(reads.roots[0], g_.tensor(op.outputs[0]).dtype); same != kNone) {
-        root_[static_cast<size_t>(op.outputs[0])] = same;
+        root_[op.outputs[0]] = same;
         continue;
       }
     if (op.code == OpCode::k_fill) {
       const double value = attr_float(op.attrs, "value");
       const DType dtype = g_.tensor(op.outputs[0]).dtype;
       const auto [at, added] = constants_.try_emplace({dtype, bits_of(dtype, value)}, op.outputs[0]);
-      root_[static_cast<size_t>(op.outputs[0])] = at->second;
+      root_[op.outputs[0]] = at->second;
       if (added) values_.emplace(at->second, in_type(dtype, value));
       continue;
     }
@@ -98,16 +97,16 @@ void Reference::index() {
     if (std::ranges::count(zero, 1) > 0 && def(op.code).factors && !makes_another(op, reads.roots) &&
         makes_zeros(op.code, factors_.of(g_, op), zero)) {
       for (const TensorId id : op.outputs)
-        if (id != kNone) root_[static_cast<size_t>(id)] = zero_like(id);
+        if (id != kNone) root_[id] = zero_like(id);
       continue;
     }
     if (const TensorId other = beside_zero(op, reads.roots); other != kNone) {
-      root_[static_cast<size_t>(op.outputs[0])] = other;
+      root_[op.outputs[0]] = other;
       reads_[reads].push_back(static_cast<OpId>(i));
       continue;
     }
     if (keeps_numbers(op.code) && constant(reads.roots[0])) {
-      root_[static_cast<size_t>(op.outputs[0])] = reads.roots[0];
+      root_[op.outputs[0]] = reads.roots[0];
       continue;
     }
     const bool uniform = is_uniform(op, reads.roots);
@@ -124,8 +123,7 @@ void Reference::index() {
         if (uniform && id != kNone) values_.emplace(id, std::numeric_limits<double>::quiet_NaN());
       continue;
     }
-    for (size_t k = 0; k < op.outputs.size(); ++k)
-      root_[static_cast<size_t>(op.outputs[k])] = root(g_.op(*twin).outputs[k]);
+    for (size_t k = 0; k < op.outputs.size(); ++k) root_[op.outputs[k]] = root(g_.op(*twin).outputs[k]);
   }
   find_gradients();
   find_shared();

@@ -30,7 +30,7 @@ class Reference {
   const Factors& factors(const Op& op) { return factors_.of(g_, op); }
 
   // Of values that are equal by form (views, ops that compute the same of the same, constants of one value) the first.
-  TensorId root(TensorId id) const { return id == kNone ? kNone : root_[static_cast<size_t>(id)]; }
+  TensorId root(TensorId id) const { return id == kNone ? kNone : root_[id]; }
   // The ops of this code that read these roots; null: none.
   const std::vector<OpId>* find(OpCode code, const TensorIds& roots) const;
   // Those of this code, whatever they read.

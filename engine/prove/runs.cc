@@ -4,11 +4,11 @@ namespace whale::proof {
 
 Runs::Runs(const std::vector<bool>& joined) {
   const auto n = static_cast<int64_t>(joined.size());
-  for (int64_t p = 0; p < n; ++p) begins_.push_back(p > 0 && joined[static_cast<size_t>(p)] ? begins_.back() : p);
+  for (int64_t p = 0; p < n; ++p) begins_.push_back(p > 0 && joined[p] ? begins_.back() : p);
   lasts_.resize(begins_.size());
   for (int64_t p = n; p-- > 0;) {
     const bool same = p + 1 < n && begin(p + 1) == begin(p);
-    lasts_[static_cast<size_t>(p)] = same ? last(p + 1) : p;
+    lasts_[p] = same ? last(p + 1) : p;
   }
 }
 
@@ -25,7 +25,7 @@ int64_t Runs::stands_for(int64_t p) const {
 }
 
 void Runs::split(int64_t begin, int64_t last) {
-  for (int64_t p = begin; p <= last; ++p) begins_[static_cast<size_t>(p)] = lasts_[static_cast<size_t>(p)] = p;
+  for (int64_t p = begin; p <= last; ++p) begins_[p] = lasts_[p] = p;
 }
 
 }  // namespace whale::proof

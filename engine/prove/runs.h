@@ -12,8 +12,8 @@ class Runs {
   // `joined[p]`: p is like p - 1.
   explicit Runs(const std::vector<bool>& joined);
   int64_t size() const { return static_cast<int64_t>(begins_.size()); }
-  int64_t begin(int64_t p) const { return begins_[static_cast<size_t>(p)]; }
-  int64_t last(int64_t p) const { return lasts_[static_cast<size_t>(p)]; }
+  int64_t begin(int64_t p) const { return begins_[p]; }
+  int64_t last(int64_t p) const { return lasts_[p]; }
   bool long_at(int64_t p) const { return last(p) - begin(p) > 2; }
   bool any_long() const;  // does any of them stand for others?
   // Itself and those that it stands for: the second one for all between it and the last; 0: another stands for it.

@@ -68,7 +68,7 @@ void check_initial(const PlanVariable& v, const Initializer& model) {
   const std::vector<uint8_t>&a = *v.init.data, &b = *model.data;
   const auto at = std::ranges::mismatch(a, b).in1 - a.begin();
   refuse("variable {}: byte {} of its initial value, {}, is {}, expected {}, as in the model", v.name, at,
-         init_text(v.init), a[static_cast<size_t>(at)], b[static_cast<size_t>(at)]);
+         init_text(v.init), a[at], b[at]);
 }
 
 void check_variable(const PlanVariable& v, const Variable& of, const Graph& g) {

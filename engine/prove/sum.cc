@@ -85,7 +85,7 @@ class Made {
     for (const std::vector<int>& set : ref_.factors(op).linear) {
       if (set.size() != 1 && !adds) continue;
       for (const int i : set) {
-        out.push_back({ref_.root(op.inputs[static_cast<size_t>(i)]), images});
+        out.push_back({ref_.root(op.inputs[i]), images});
         if (!adds) out.back().images.push_back(id);
         if (adds && ref_.shares_summands(made)) out.back().images.push_back(out.back().tensor);
       }

@@ -58,8 +58,7 @@ std::vector<Runs> runs_of_axes(const Plan& plan, const Entry& entry, Symmetry::S
     std::vector<std::vector<int32_t>> programs(static_cast<size_t>(n));
     for (const PlanMesh& mesh : plan.meshes)
       for (size_t p = 0; p < mesh.devices.size() && joined.back(); ++p)
-        programs[static_cast<size_t>(mesh.coordinates(static_cast<int64_t>(p))[a])].push_back(
-            entry.rows[static_cast<size_t>(mesh.devices[p])].program);
+        programs[mesh.coordinates(static_cast<int64_t>(p))[a]].push_back(entry.rows[mesh.devices[p]].program);
     for (size_t c = 1; c < programs.size(); ++c) joined[c] = joined[c] && programs[c] == programs[c - 1];
     out.emplace_back(joined);
   }
@@ -83,7 +82,7 @@ Runs runs_of_micro_batches(const Entry& entry, Symmetry::Sought sought) {
     for (const Program& p : entry.programs) {
       std::map<int32_t, Ints> rounds = rounds_of(p);
       for (int32_t u = 1; u < n; ++u)
-        if (joined[static_cast<size_t>(u)] && rounds[u] != rounds[u - 1]) joined[static_cast<size_t>(u)] = false;
+        if (joined[u] && rounds[u] != rounds[u - 1]) joined[u] = false;
     }
   Runs out(joined);
   for (const DeviceRow& row : entry.rows)
@@ -91,9 +90,7 @@ Runs runs_of_micro_batches(const Entry& entry, Symmetry::Sought sought) {
       for (int64_t u = 0; u < std::ssize(cut.micro_batches) && u < n; ++u) {
         const auto& all = cut.micro_batches;
         const int64_t b = out.begin(u);
-        if (out.long_at(u) &&
-            (out.last(u) >= std::ssize(all) ||
-             !even(all[static_cast<size_t>(b)], all[static_cast<size_t>(b + 1)], all[static_cast<size_t>(u)], u - b)))
+        if (out.long_at(u) && (out.last(u) >= std::ssize(all) || !even(all[b], all[b + 1], all[u], u - b)))
           out.split(b, out.last(u));
       }
   const auto flows = [&](const Program& p) { return flows_evenly(p, out); };
@@ -111,7 +108,7 @@ class Regular {
       std::vector<Place> of(entry_.rows.size());
       for (size_t p = 0; p < g.parts.size(); ++p)
         for (size_t k = 0; k < g.parts[p].size(); ++k)
-          of[static_cast<size_t>(g.parts[p][k])] = {static_cast<int64_t>(p), static_cast<int64_t>(k)};
+          of[g.parts[p][k]] = {static_cast<int64_t>(p), static_cast<int64_t>(k)};
       places_.push_back(std::move(of));
     }
   }
@@ -124,7 +121,7 @@ class Regular {
     int64_t part = -1, index = -1;
   };
   int64_t coordinate(int32_t device) const { return row(device).coordinates[axis_]; }
-  const DeviceRow& row(int32_t device) const { return entry_.rows[static_cast<size_t>(device)]; }
+  const DeviceRow& row(int32_t device) const { return entry_.rows[device]; }
   bool group(size_t g, int32_t first, int32_t second, int32_t device, int64_t steps) const;
   bool variables(int32_t first, int32_t second, int32_t device, int64_t steps) const;
 
@@ -142,10 +139,10 @@ bool Regular::links() const {
     std::vector<std::vector<const Transfer*>> at(static_cast<size_t>(runs.size()));
     for (const Transfer& t : link.transfers) {
       if (coordinate(t.from) != coordinate(t.to)) return false;
-      at[static_cast<size_t>(coordinate(t.from))].push_back(&t);
+      at[coordinate(t.from)].push_back(&t);
     }
     for (int64_t c = 0; c < runs.size(); ++c) {
-      const auto &mine = at[static_cast<size_t>(c)], &first = at[static_cast<size_t>(runs.begin(c))];
+      const auto &mine = at[c], &first = at[runs.begin(c)];
       if (mine.size() != first.size()) return false;
       for (size_t k = 0; k < mine.size(); ++k)
         if (mine[k]->from != s_.at(first[k]->from, axis_, c) || mine[k]->to != s_.at(first[k]->to, axis_, c) ||
@@ -158,14 +155,13 @@ bool Regular::links() const {
 
 // One part has the run's devices at equal distances, or each is in a part of its own of devices beside it.
 bool Regular::group(size_t g, int32_t first, int32_t second, int32_t device, int64_t steps) const {
-  const auto place = [&](int32_t d) { return places_[g][static_cast<size_t>(d)]; };
+  const auto place = [&](int32_t d) { return places_[g][d]; };
   const Place a = place(first), b = place(second), mine = place(device);
   if (a.part < 0) return mine.part < 0;
   if (mine.part < 0 || b.part < 0) return false;
   if (mine.part == a.part) return b.part == a.part && even(a.index, b.index, mine.index, steps);
   if (mine.index != a.index) return false;
-  const auto &theirs = plan_.groups[g].parts[static_cast<size_t>(a.part)],
-             &ours = plan_.groups[g].parts[static_cast<size_t>(mine.part)];
+  const auto &theirs = plan_.groups[g].parts[a.part], &ours = plan_.groups[g].parts[mine.part];
   if (ours.size() != theirs.size()) return false;
   for (size_t k = 0; k < ours.size(); ++k)
     if (coordinate(theirs[k]) != coordinate(first) || ours[k] != s_.at(theirs[k], axis_, coordinate(device)))
@@ -177,7 +173,7 @@ bool Regular::variables(int32_t first, int32_t second, int32_t device, int64_t s
   for (const PlanVariable& v : plan_.variables) {
     if (v.mesh != row(first).mesh || v.storage_sharding.axes.at(axis_).placement != Placement::kShard) continue;
     const auto cuts = [&](int32_t d) {
-      return cuts_of(v.dims, v.storage_sharding, plan_.meshes[static_cast<size_t>(v.mesh)].axes, row(d).coordinates);
+      return cuts_of(v.dims, v.storage_sharding, plan_.meshes[v.mesh].axes, row(d).coordinates);
     };
     if (!even(cuts(first), cuts(second), cuts(device), steps)) return false;
   }
@@ -220,21 +216,20 @@ Symmetry::Symmetry(const Plan& plan, const Entry& entry, Sought sought)
     }
   }
   for (const DeviceRow& row : entry.rows)
-    for (size_t a = 0; a < axes_.size(); ++a)
-      devices_[static_cast<size_t>(row.device)] *= axes_[a].stands_for(row.coordinates[a]);
+    for (size_t a = 0; a < axes_.size(); ++a) devices_[row.device] *= axes_[a].stands_for(row.coordinates[a]);
 }
 
 int32_t Symmetry::at(int32_t device, size_t axis, int64_t coordinate) const {
-  const DeviceRow& row = entry_.rows[static_cast<size_t>(device)];
-  const PlanMesh& mesh = plan_.meshes[static_cast<size_t>(row.mesh)];
+  const DeviceRow& row = entry_.rows[device];
+  const PlanMesh& mesh = plan_.meshes[row.mesh];
   int64_t position = 0;
   for (size_t a = 0; a < mesh.axes.size(); ++a)
     position = position * mesh.axes[a].size + (a == axis ? coordinate : row.coordinates[a]);
-  return mesh.devices[static_cast<size_t>(position)];
+  return mesh.devices[position];
 }
 
 Symmetry::Line Symmetry::line(int32_t device) const {
-  const Ints& at_axes = entry_.rows[static_cast<size_t>(device)].coordinates;
+  const Ints& at_axes = entry_.rows[device].coordinates;
   for (size_t a = 0; a < axes_.size(); ++a) {
     const int64_t c = at_axes[a], begin = axes_[a].begin(c), last = axes_[a].last(c);
     if (axes_[a].stands_for(c) == 0)

@@ -17,8 +17,8 @@ class Symmetry {
   enum class Sought : uint8_t { kNo, kYes, kSamplesAlike };
   Symmetry(const Plan& plan, const Entry& entry, Sought sought);
 
-  bool found() const;  // does anything stand for something?
-  int64_t stands_for(int32_t device) const { return devices_[static_cast<size_t>(device)]; }  // 0: it is not walked
+  bool found() const;                                                    // does anything stand for something?
+  int64_t stands_for(int32_t device) const { return devices_[device]; }  // 0: it is not walked
   bool walked(int32_t device) const { return stands_for(device) > 0; }
   // Three devices of the run that a device lies in which is not walked, along one axis; it is `steps` behind the first,
   // the last is `span` behind it.

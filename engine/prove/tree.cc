@@ -104,7 +104,7 @@ std::string Tree::fault_of(TensorId sum, const Terms& a, const Terms& b) const {
   // What the program adds is what this op makes, not what is made of it. Where it adds groups, they are samples' too.
   const auto is_of_sum = [&](const FactorSet& f) {
     const Op& op = ref_.graph().op(f.key.op);
-    if (ref_.factors(op).list[static_cast<size_t>(f.key.factor)].group.rows > 0) return true;
+    if (ref_.factors(op).list[f.key.factor].group.rows > 0) return true;
     return std::ranges::any_of(op.outputs, [&](TensorId id) { return ref_.root(id) == sum; });
   };
   if (!std::ranges::all_of(left, is_of_sum) || !std::ranges::all_of(right, is_of_sum)) return {};

@@ -62,14 +62,14 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
   for (const Group& g : plan.groups) {
     std::vector<int32_t> of(plan.devices.size(), -1);
     for (size_t p = 0; p < g.parts.size(); ++p)
-      for (const int32_t d : g.parts[p]) of[static_cast<size_t>(d)] = static_cast<int32_t>(p);
+      for (const int32_t d : g.parts[p]) of[d] = static_cast<int32_t>(p);
     part_of_.push_back(std::move(of));
   }
   devices_.reserve(entry.rows.size());
   for (const DeviceRow& row : entry.rows) {
     Watch::look();
     Device d{.row = &row, .program = {}, .memory = {}, .at = {row.device, 0, 0}};
-    if (symmetry.walked(row.device)) d.program = bound(entry.programs[static_cast<size_t>(row.program)], row);
+    if (symmetry.walked(row.device)) d.program = bound(entry.programs[row.program], row);
     devices_.push_back(std::move(d));
   }
   of_devices_.resize(devices_.size());
@@ -77,29 +77,24 @@ Walk::Walk(const Plan& plan, const Entry& entry, Reference& reference, const Sym
 
 Walk::Device& Walk::stand_in(int32_t device) {
   while (!symmetry_.walked(device)) device = symmetry_.line(device).first;
-  return devices_[static_cast<size_t>(device)];
+  return devices_[device];
 }
 
-const ScheduleRow& Walk::schedule_row(const At& at) const {
-  return devices_[static_cast<size_t>(at.device)].program.schedule[static_cast<size_t>(at.row)];
-}
+const ScheduleRow& Walk::schedule_row(const At& at) const { return devices_[at.device].program.schedule[at.row]; }
 const Segment& Walk::segment(const At& at) const {
-  return devices_[static_cast<size_t>(at.device)].program.segments[static_cast<size_t>(schedule_row(at).segment)];
+  return devices_[at.device].program.segments[schedule_row(at).segment];
 }
-const Instruction& Walk::instruction(const At& at) const {
-  return segment(at).instructions[static_cast<size_t>(at.instruction)];
-}
+const Instruction& Walk::instruction(const At& at) const { return segment(at).instructions[at.instruction]; }
 
 int64_t Walk::runs(const At& at) const {
-  return std::ranges::count(devices_[static_cast<size_t>(at.device)].program.schedule, schedule_row(at).segment,
-                            &ScheduleRow::segment);
+  return std::ranges::count(devices_[at.device].program.schedule, schedule_row(at).segment, &ScheduleRow::segment);
 }
 
 int64_t Walk::to_walk() const {
   int64_t out = 0;
   for (const Device& d : devices_)  // of one that is not walked, nothing
     for (const ScheduleRow& row : d.program.schedule)
-      if (!is_left_out(row)) out += std::ssize(d.program.segments[static_cast<size_t>(row.segment)].instructions);
+      if (!is_left_out(row)) out += std::ssize(d.program.segments[row.segment].instructions);
   return out;
 }
 
@@ -137,7 +132,7 @@ std::optional<Stopped> Walk::run(Progress* progress) {
 std::vector<Held> Walk::lying() {
   std::vector<Held> out;
   if (here_.device < 0 || here_.instruction < 0 || !symmetry_.walked(here_.device)) return out;
-  Device& d = devices_[static_cast<size_t>(here_.device)];
+  Device& d = devices_[here_.device];
   if (static_cast<size_t>(d.at.row) >= d.program.schedule.size()) return out;
   for (const BufferId id : instruction(here_).in) {
     if (!is_there(d, id)) continue;
@@ -150,7 +145,7 @@ std::vector<Held> Walk::lying() {
 }
 
 Held Walk::initial(const Device& d, int32_t variable) const {
-  const PlanVariable& v = plan_.variables[static_cast<size_t>(variable)];
+  const PlanVariable& v = plan_.variables[variable];
   const TensorId id = ref_.variable(v.name);
   if (id == kNone) return nullptr;
   const Tensor& t = ref_.tensor(id);
@@ -158,7 +153,7 @@ Held Walk::initial(const Device& d, int32_t variable) const {
     refuse("variable {} is {} of {}, in the one-device program {} of {}", v.name, to_string(v.dims), name_of(v.dtype),
            to_string(t.dims), name_of(t.dtype));
   if (v.mesh != d.row->mesh) refuse("variable {} is not one of the device's mesh", v.name);
-  const auto& axes = plan_.meshes[static_cast<size_t>(v.mesh)].axes;
+  const auto& axes = plan_.meshes[v.mesh].axes;
   Value out{.tensor = ref_.root(id), .dtype = v.dtype};
   out.region = region_of(v.dims, part_of(v.dims, v.storage_sharding, axes, d.row->coordinates));
   return std::make_shared<const Value>(std::move(out));
@@ -171,7 +166,7 @@ void Walk::begin(Device& d) {
     const Buffer& x = d.program.buffers[b];
     if (x.kind != BufferKind::kVariable || x.alias != kNone || x.bytes == 0) continue;
     const Held value = initial(d, x.ref);
-    const std::string& name = plan_.variables[static_cast<size_t>(x.ref)].name;
+    const std::string& name = plan_.variables[x.ref].name;
     if (!value) refuse("variable {} is none of the one-device program", name);
     if (value->dtype != x.dtype || value->region.size() != element_count(x.dims))
       refuse("variable {} is kept as {} of {} on device {}, where its sharding says {}", name, to_string(x.dims),
@@ -238,12 +233,12 @@ void Walk::next_row(Device& d) {
   const auto& schedule = d.program.schedule;
   d.at.instruction = 0;
   do ++d.at.row;
-  while (static_cast<size_t>(d.at.row) < schedule.size() && is_left_out(schedule[static_cast<size_t>(d.at.row)]));
+  while (static_cast<size_t>(d.at.row) < schedule.size() && is_left_out(schedule[d.at.row]));
 }
 
 bool Walk::step(Device& d) {
   if (d.waits || static_cast<size_t>(d.at.row) >= d.program.schedule.size()) return false;
-  const Segment& s = d.program.segments[static_cast<size_t>(now(d).segment)];
+  const Segment& s = d.program.segments[now(d).segment];
   if (static_cast<size_t>(d.at.instruction) >= s.instructions.size()) {
     next_row(d);
     return true;
@@ -251,7 +246,7 @@ bool Walk::step(Device& d) {
   Watch::look();
   here_ = d.at;
   begin_reads();
-  const Instruction& i = s.instructions[static_cast<size_t>(d.at.instruction)];
+  const Instruction& i = s.instructions[d.at.instruction];
   switch (i.kind()) {
     case InstructionKind::kKernel: kernel(d, i, *i.kernel()); break;
     case InstructionKind::kCollective:
@@ -323,7 +318,7 @@ void Walk::kernel(Device& d, const Instruction& i, const work::Kernel& k) {
 }
 
 void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
-  const PlanInput& input = entry_.inputs[static_cast<size_t>(f.input)];
+  const PlanInput& input = entry_.inputs[f.input];
   const TensorId id = ref_.input(input.name);
   if (id == kNone && std::ranges::any_of(plan_.source.inputs, [&](TensorId x) {
         const Tensor& t = plan_.source.tensor(x);
@@ -353,7 +348,7 @@ void Walk::feed(Device& d, const Instruction& i, const work::Feed& f) {
 }
 
 void Walk::fetch(Device& d, const Instruction& i, const work::Fetch& f) {
-  const PlanOutput& port = entry_.outputs[static_cast<size_t>(f.output)];
+  const PlanOutput& port = entry_.outputs[f.output];
   if (!hands_over(*d.row, port) || element_count(buffer(d, i.in.at(0)).dims) == 0) return;
   const Held value = read(d, i.in.at(0));
   const TensorId id = ref_.output(port.name);
@@ -396,7 +391,7 @@ void Walk::end(Device& d) {
       const Place place = place_of(d.program, b, 0);
       bring_up(d, place);
       try {
-        after = d.memory.read(ref_, place, d.program.buffers[static_cast<size_t>(b)].dtype);
+        after = d.memory.read(ref_, place, d.program.buffers[b].dtype);
       } catch (const Stop& stop) {
         if (!stop.covered) throw;
         after = nullptr, several = "several things (" + stop.what + ")";
@@ -425,8 +420,7 @@ void Walk::end() {
   for (const auto& [channel, left] : channels_)
     if (!left.empty()) {
       here_ = {channel[1], -1, -1};
-      refuse("it sends '{}' to device {}, which does not take it", entry_.links[static_cast<size_t>(channel[0])].name,
-             channel[2]);
+      refuse("it sends '{}' to device {}, which does not take it", entry_.links[channel[0]].name, channel[2]);
     }
 }
 

@@ -103,12 +103,12 @@ class Walk {
   std::vector<Held> lying();                              // at the operands of the instruction at hand
   Held initial(const Device& d, int32_t variable) const;  // null: the program has no such variable
   Interval samples(const Device& d, int32_t cut) const;
-  const Buffer& buffer(const Device& d, BufferId id) const { return d.program.buffers[static_cast<size_t>(id)]; }
+  const Buffer& buffer(const Device& d, BufferId id) const { return d.program.buffers[id]; }
   Place place(const Device& d, BufferId id) const { return place_of(d.program, id, now(d).version); }
   bool is_there(const Device& d, BufferId id) const {
     return id != kNone && buffer(d, id).kind != BufferKind::kStep && buffer(d, id).bytes > 0;
   }
-  const ScheduleRow& now(const Device& d) const { return d.program.schedule[static_cast<size_t>(d.at.row)]; }
+  const ScheduleRow& now(const Device& d) const { return d.program.schedule[d.at.row]; }
 
   const Plan& plan_;
   const Entry& entry_;

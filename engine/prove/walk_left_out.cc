@@ -35,7 +35,7 @@ void Walk::put(Device& d, const Place& place, Value value) {
   const ScheduleRow& row = now(d);
   if (gaps_ && !row.whole && runs.long_at(row.micro_batch) && row.micro_batch == runs.begin(row.micro_batch) + 1) {
     const Held old = d.memory.whole(place);
-    const ScheduleRow* made = old && old->row >= 0 ? &d.program.schedule[static_cast<size_t>(old->row)] : nullptr;
+    const ScheduleRow* made = old && old->row >= 0 ? &d.program.schedule[old->row] : nullptr;
     if (made && old->instruction == value.instruction && made->segment == row.segment && !made->whole &&
         made->micro_batch + 1 == row.micro_batch)
       value.before = old;
@@ -66,7 +66,7 @@ void Walk::bring_up(Device& d, const Place& place) {
 Held Walk::brought_up(const Device& d, const Held& value) const {
   if (value->row < 0) return nullptr;
   const auto& schedule = d.program.schedule;
-  const ScheduleRow& made = schedule[static_cast<size_t>(value->row)];
+  const ScheduleRow& made = schedule[value->row];
   const Runs& runs = symmetry_.micro_batches();
   const int64_t u = made.micro_batch, first = runs.begin(u), last = runs.last(u);
   if (made.whole || !runs.long_at(u) || u > first + 1) return nullptr;

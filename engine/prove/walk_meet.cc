@@ -9,11 +9,11 @@
 namespace whale::proof {
 
 bool Walk::collective(Device& d, const work::Collective& c) {
-  const int32_t part = part_of_[static_cast<size_t>(c.group)][static_cast<size_t>(d.at.device)];
-  if (part < 0) refuse("group {} has no part with this device", plan_.groups[static_cast<size_t>(c.group)].axis);
+  const int32_t part = part_of_[c.group][d.at.device];
+  if (part < 0) refuse("group {} has no part with this device", plan_.groups[c.group].axis);
   Meeting& meeting = meetings_[{c.group, part}];
   if (meeting.members.empty()) {
-    meeting.members = plan_.groups[static_cast<size_t>(c.group)].parts[static_cast<size_t>(part)];
+    meeting.members = plan_.groups[c.group].parts[part];
     meeting.awaited = std::ranges::count_if(meeting.members, [&](int32_t m) { return symmetry_.walked(m); });
   }
   d.waits = true;
@@ -22,7 +22,7 @@ bool Walk::collective(Device& d, const work::Collective& c) {
   meeting.arrived = 0;
   for (const int32_t m : meeting.members) {
     if (!symmetry_.walked(m)) continue;
-    Device& member = devices_[static_cast<size_t>(m)];
+    Device& member = devices_[m];
     member.waits = false;
     ++member.at.instruction, ++walked_;
   }
@@ -51,19 +51,18 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
     if (gather_rows(meeting, c, k)) continue;
     for (size_t m = 0; m < list.size(); ++m) {
       Device& d = stand_in(meeting.members[m]);
-      if (symmetry_.walked(meeting.members[m])) of_devices_[static_cast<size_t>(d.at.device)] = read(d, list[m]->in[k]);
+      if (symmetry_.walked(meeting.members[m])) of_devices_[d.at.device] = read(d, list[m]->in[k]);
       e.in_dims.push_back(buffer(d, list[m]->in[k]).dims);
       e.out_dims.push_back(buffer(d, list[m]->out.at(k)).dims);
     }
-    for (const int32_t m : meeting.members)
-      e.in.push_back(of(m, [&](int32_t d) { return of_devices_[static_cast<size_t>(d)]; }));
+    for (const int32_t m : meeting.members) e.in.push_back(of(m, [&](int32_t d) { return of_devices_[d]; }));
     const bool empty =
         std::all_of(e.out_dims.begin(), e.out_dims.end(), [](const Dims& d) { return !element_count(d); });
     if (empty) continue;
     const bool adds = (c.op == OpCode::k_all_reduce || c.op == OpCode::k_reduce_scatter) &&
                       c.combine != Combine::kMax && c.combine != Combine::kMin;
     for (size_t m = 1; m < e.in.size() && adds && tree_.asked(); ++m) {
-      const auto row = [&](size_t i) { return devices_[static_cast<size_t>(meeting.members[i])].row; };
+      const auto row = [&](size_t i) { return devices_[meeting.members[i]].row; };
       // Those of the same samples have parts of a split, of whatever samples of theirs.
       if (row(m)->samples == row(m - 1)->samples) continue;
       const std::string fault = tree_.fault_of(e.in[m]->tensor, e.in[m - 1]->terms, e.in[m]->terms);
@@ -80,8 +79,7 @@ void Walk::meet(const Meeting& meeting, const work::Collective& c) {
   for (size_t k = 0; k < operands; ++k) {
     sums_ = sums[k];
     for (size_t m = 0; m < results[k].size(); ++m)
-      if (symmetry_.walked(meeting.members[m]))
-        write(devices_[static_cast<size_t>(meeting.members[m])], list[m]->out[k], *results[k][m]);
+      if (symmetry_.walked(meeting.members[m])) write(devices_[meeting.members[m]], list[m]->out[k], *results[k][m]);
   }
 }
 
@@ -99,9 +97,9 @@ void Walk::check_weights(const Meeting& meeting, const work::Collective& c, cons
 // Devices that are not walked get what lies between those that stand for them, too.
 void Walk::check_left_out(const Meeting& meeting, const std::vector<Held>& results) {
   if (static_cast<int64_t>(meeting.members.size()) == meeting.awaited) return;
-  for (size_t m = 0; m < results.size(); ++m) of_devices_[static_cast<size_t>(meeting.members[m])] = results[m];
+  for (size_t m = 0; m < results.size(); ++m) of_devices_[meeting.members[m]] = results[m];
   for (size_t m = 0; m < results.size(); ++m) {
-    const Held between = of(meeting.members[m], [&](int32_t d) { return of_devices_[static_cast<size_t>(d)]; });
+    const Held between = of(meeting.members[m], [&](int32_t d) { return of_devices_[d]; });
     if (between != results[m] && !alike(*between, *results[m])) throw Uneven{};
   }
 }
@@ -115,7 +113,7 @@ void Walk::check_gathered(int32_t device, const work::Collective& c, size_t oper
   if (part.kind == BufferKind::kStep || part.bytes == 0 || whole.bytes == 0) return;
   const auto place = [&](BufferId id) {
     return of(device, [&](int32_t m) {
-      const Device& d = devices_[static_cast<size_t>(m)];
+      const Device& d = devices_[m];
       return place_of(d.program, id, now(d).version);
     });
   };
@@ -142,7 +140,7 @@ bool Walk::gather_rows(const Meeting& meeting, const work::Collective& c, size_t
         in.bytes != cuts.cuts.at(m).size() * cuts.sub_axis.inner * (out.bytes / out.dims[0]))
       return false;
     const std::vector<Memory::Part> parts = of(meeting.members[m], [&](int32_t d) {
-      Device& walked = devices_[static_cast<size_t>(d)];
+      Device& walked = devices_[d];
       return walked.memory.parts(readable(walked, i.in[operand]));
     });
     if (in.bytes > 0 && parts.empty()) return false;
@@ -153,7 +151,7 @@ bool Walk::gather_rows(const Meeting& meeting, const work::Collective& c, size_t
   if (!are_rows(values)) return false;
   for (const int32_t m : meeting.members)
     if (symmetry_.walked(m)) {
-      Device& d = devices_[static_cast<size_t>(m)];
+      Device& d = devices_[m];
       write_rows(d, instruction(d.at).out[operand], all);
     }
   return true;
@@ -161,7 +159,7 @@ bool Walk::gather_rows(const Meeting& meeting, const work::Collective& c, size_t
 
 void Walk::send(Device& d, const Instruction& i, const work::Send& s) {
   const Held value = read(d, i.in.at(0));
-  const Link& link = entry_.links[static_cast<size_t>(s.link)];
+  const Link& link = entry_.links[s.link];
   std::map<int32_t, Message> messages;
   for (const Transfer& t : link.transfers) {
     if (t.from != d.at.device) continue;
@@ -177,7 +175,7 @@ void Walk::send(Device& d, const Instruction& i, const work::Send& s) {
 }
 
 bool Walk::receive(Device& d, const Instruction& i, const work::Receive& r) {
-  const Link& link = entry_.links[static_cast<size_t>(r.link)];
+  const Link& link = entry_.links[r.link];
   std::map<int32_t, size_t> taken;  // transfers of each sender
   for (const Transfer& t : link.transfers)
     if (t.to == d.at.device && channels_[{r.link, t.from, t.to}].empty()) return false;

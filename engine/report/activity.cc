@@ -12,7 +12,7 @@ Activity of_kernel(const Program& p, const Instruction& i, const std::vector<Hol
   bool gradient = false;  // and nothing besides
   for (const BufferId b : i.out) {
     if (b == kNone) continue;
-    gradient = holds[static_cast<size_t>(storage_of(p, b))] == Holds::kGradient;
+    gradient = holds[storage_of(p, b)] == Holds::kGradient;
     if (!gradient) break;
   }
   return gradient ? Activity::kWeightGradient : Activity::kBackward;

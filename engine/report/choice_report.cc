@@ -18,8 +18,7 @@ std::string cuts_text(const Graph& graph, const Axes& axes, const Choices& choic
   for (size_t a = 0; a < axes.axes(); ++a) {
     const OpCut& cut = choices.cuts[a][op];
     if (!cut.present()) continue;
-    text += fmt::format("{}{} by {}", text.empty() ? "" : ", ", axes.axis_name(a),
-                        factors.list[static_cast<size_t>(cut.factor)].name);
+    text += fmt::format("{}{} by {}", text.empty() ? "" : ", ", axes.axis_name(a), factors.list[cut.factor].name);
     if (!(cut.sub == SubAxisPart{})) text += fmt::format(":{}x{}", cut.sub.outer, cut.sub.inner);
   }
   return text.empty() ? "whole" : text;
@@ -66,8 +65,7 @@ ChoiceReport choice_report(const Graph& graph, const TaskGraphs& tasks, const Ch
   report.step = price_of_step(graph, tasks, choices);
   const auto lies = [&](TensorId id) {
     const Tensor& t = graph.tensor(id);
-    std::string text = fmt::format("{}{} {}", name_of(t.dtype), to_string(t.dims),
-                                   to_string(choices.shardings[static_cast<size_t>(id)]));
+    std::string text = fmt::format("{}{} {}", name_of(t.dtype), to_string(t.dims), to_string(choices.shardings[id]));
     if (const auto to = choices.settled.find(id); to != choices.settled.end())
       text += fmt::format(", then {}", to_string(to->second));
     return text;

@@ -13,25 +13,23 @@ namespace {
 
 std::string axis_text(const MeshAxis& axis, size_t a, const Plan& plan, const Entry& entry, const DeviceClass& c) {
   std::vector<int32_t> places;
-  for (const int32_t d : c.devices)
-    places.push_back(static_cast<int32_t>(entry.rows[static_cast<size_t>(d)].coordinates[a]));
+  for (const int32_t d : c.devices) places.push_back(static_cast<int32_t>(entry.rows[d].coordinates[a]));
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
-  const Ints& at = entry.rows[static_cast<size_t>(c.first)].coordinates;
-  const std::vector<MeshAxis>& axes =
-      plan.meshes[static_cast<size_t>(entry.rows[static_cast<size_t>(c.first)].mesh)].axes;
+  const Ints& at = entry.rows[c.first].coordinates;
+  const std::vector<MeshAxis>& axes = plan.meshes[entry.rows[c.first].mesh].axes;
   const int64_t row = axis.ragged() ? row_of(axes, a, at) : 0;
   const std::string text = fmt::format("{} {} of {}", axis.name, devices_text(places, 3), axis.members(row));
   if (axis.shares.empty()) return text + ", equal parts";
   double sum = 0;
   std::vector<double> shares;
   for (int64_t k = 0; k < axis.members(row); ++k) {
-    shares.push_back(axis.shares[static_cast<size_t>(row * axis.size + k)]);
+    shares.push_back(axis.shares[row * axis.size + k]);
     sum += shares.back();
   }
   std::string all = fmt::format("{}", fmt::join(shares, ","));
   if (shares.size() > 12) all = fmt::format("{} of them", shares.size());
-  const double mine = shares[static_cast<size_t>(at[a])];
+  const double mine = shares[at[a]];
   return fmt::format("{}: {} of {} by the shares ({})", text, mine, sum, all);
 }
 
@@ -64,8 +62,8 @@ std::vector<DeviceClass> classes_of(const Plan& plan, const Entry& entry, const 
 }
 
 std::vector<std::string> parts_of(const Plan& plan, const Entry& entry, const DeviceClass& devices) {
-  const DeviceRow& first = entry.rows[static_cast<size_t>(devices.first)];
-  const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(first.mesh)].axes;
+  const DeviceRow& first = entry.rows[devices.first];
+  const std::vector<MeshAxis>& axes = plan.meshes[first.mesh].axes;
   std::vector<std::string> out;
   for (size_t a = 0; a < axes.size(); ++a)
     if (axes[a].size > 1) out.push_back(axis_text(axes[a], a, plan, entry, devices));

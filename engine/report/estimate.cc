@@ -38,7 +38,7 @@ class Estimator {
     double whole = 0;                                          // outside of the body
     std::vector<std::pair<int32_t, const DeviceSpec*>> kinds;  // of each class: its program, a device like its own
     for (const DeviceRow& row : entry_.rows) {
-      const DeviceSpec& device = plan_.devices[static_cast<size_t>(row.device)];
+      const DeviceSpec& device = plan_.devices[row.device];
       const auto at = std::ranges::find_if(
           kinds, [&](const auto& kind) { return kind.first == row.program && are_alike(*kind.second, device); });
       const auto number = static_cast<size_t>(at - kinds.begin());
@@ -84,11 +84,11 @@ class Estimator {
         passes = 0;
       for (const int32_t d : mesh.devices) {
         if (d < 0) continue;
-        const DeviceRow& row = entry_.rows[static_cast<size_t>(d)];
-        const Program& program = entry_.programs[static_cast<size_t>(row.program)];
+        const DeviceRow& row = entry_.rows[d];
+        const Program& program = entry_.programs[row.program];
         double all = 0, update = 0;
         for (const ScheduleRow& r : program.schedule) {
-          const Segment& s = program.segments[static_cast<size_t>(r.segment)];
+          const Segment& s = program.segments[r.segment];
           all += seconds_of(s, row.device), update += seconds_of(s, row.device, true);
         }
         slowest = std::max(slowest, all - update), updates = std::max(updates, update);
@@ -100,17 +100,17 @@ class Estimator {
 
   // All of the device's rows; into the stages' times those of its slowest micro-batch. Returns what is done once.
   double add_seconds(const DeviceRow& row, double& all) {
-    const Program& program = entry_.programs[static_cast<size_t>(row.program)];
+    const Program& program = entry_.programs[row.program];
     std::vector<double> seconds;
     for (const Segment& s : program.segments) seconds.push_back(seconds_of(s, row.device));
     double once = 0;
     for (const ScheduleRow& r : program.schedule) {
-      const double mine = seconds[static_cast<size_t>(r.segment)];
+      const double mine = seconds[r.segment];
       all += mine;
       if (r.whole) {
         once += mine;
       } else if (pipelined_) {
-        double& slowest = part_of(times_, program.segments[static_cast<size_t>(r.segment)].name);
+        double& slowest = part_of(times_, program.segments[r.segment].name);
         slowest = std::max(slowest, mine);
       }
     }
@@ -129,8 +129,7 @@ class Estimator {
 int64_t least_memory(const Estimate::Class& c, const std::vector<DeviceSpec>& devices) {
   int64_t least = 0;
   for (const int32_t d : c.devices)
-    if (const int64_t has = devices[static_cast<size_t>(d)].memory_bytes; has > 0)
-      least = least == 0 ? has : std::min(least, has);
+    if (const int64_t has = devices[d].memory_bytes; has > 0) least = least == 0 ? has : std::min(least, has);
   return least;
 }
 

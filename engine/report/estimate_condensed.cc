@@ -62,10 +62,10 @@ class CondensedEstimator {
       for (size_t k = 0; k < devices.size(); ++k) {
         if (devices[k] < 0) continue;
         rows.clear(), programs.clear();
-        programs.push_back(kinds_[static_cast<size_t>(c_.tasks.mesh(like(stages[0])).devices[k])]);
+        programs.push_back(kinds_[c_.tasks.mesh(like(stages[0])).devices[k]]);
         for (const int32_t v : stages) {
           rows.push_back(c_.tasks.mesh(like(v)).devices[k]);
-          programs.push_back(entry_.rows[static_cast<size_t>(rows.back())].program);
+          programs.push_back(entry_.rows[rows.back()].program);
         }
         const auto [at, fresh] = known.try_emplace(programs, out.classes.size());
         if (fresh) {
@@ -74,7 +74,7 @@ class CondensedEstimator {
           double all_once = 0;
           for (size_t n = 0; n < stages.size(); ++n) {
             const StageSeconds s = seconds_of(stages[n], rows[n]);
-            StageTimes& slowest = times[static_cast<size_t>(stages[n])];
+            StageTimes& slowest = times[stages[n]];
             slowest.forward = std::max(slowest.forward, s.body.forward);
             slowest.backward = std::max(slowest.backward, s.body.backward);
             slowest.weight = std::max(slowest.weight, s.body.weight);
@@ -92,12 +92,10 @@ class CondensedEstimator {
   }
 
  private:
-  int32_t like(int32_t stage) const { return c_.stage_like[static_cast<size_t>(stage)]; }
+  int32_t like(int32_t stage) const { return c_.stage_like[stage]; }
   // How many layers of the run one stands for in the stage; what is in no such layer stands for itself.
-  int64_t layers(int32_t stage, int32_t run) const {
-    return run < 0 ? 1 : c_.layers[static_cast<size_t>(stage)][static_cast<size_t>(run)];
-  }
-  int32_t run_of(ScopeId scope) const { return c_.run_of_scope[static_cast<size_t>(scope)]; }
+  int64_t layers(int32_t stage, int32_t run) const { return run < 0 ? 1 : c_.layers[stage][run]; }
+  int32_t run_of(ScopeId scope) const { return c_.run_of_scope[scope]; }
 
   std::vector<int32_t> stages_of(size_t mesh) const {
     std::vector<int32_t> out;
@@ -110,8 +108,7 @@ class CondensedEstimator {
   std::vector<int64_t> versions_of(size_t mesh, size_t stages) const {
     std::vector<int64_t> out(stages, 1);
     if (pipelined_)
-      for (const auto& [virtual_stage, n] : alive_at_once(schedule_.devices[mesh], false))
-        out[static_cast<size_t>(virtual_stage)] = n;
+      for (const auto& [virtual_stage, n] : alive_at_once(schedule_.devices[mesh], false)) out[virtual_stage] = n;
     return out;
   }
 
@@ -120,8 +117,7 @@ class CondensedEstimator {
     std::vector<int32_t> out(p.buffers.size(), -1);
     std::vector<char> known(p.buffers.size());
     for (size_t b = 0; b < p.buffers.size(); ++b)
-      if (p.buffers[b].kind == BufferKind::kVariable)
-        known[b] = 1, out[b] = runs_of_variables_[static_cast<size_t>(p.buffers[b].ref)];
+      if (p.buffers[b].kind == BufferKind::kVariable) known[b] = 1, out[b] = runs_of_variables_[p.buffers[b].ref];
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
         for (size_t k = 0; k < i.out.size(); ++k) {
@@ -129,11 +125,11 @@ class CondensedEstimator {
           const auto storage = static_cast<size_t>(storage_of(p, i.out[k]));
           if (std::exchange(known[storage], 1)) continue;
           const bool each = i.as<work::Collective>() != nullptr && i.in.size() == i.out.size() && i.in[k] != kNone;
-          out[storage] = each ? out[static_cast<size_t>(storage_of(p, i.in[k]))] : run_of(i.scope);
+          out[storage] = each ? out[storage_of(p, i.in[k])] : run_of(i.scope);
         }
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
-        if (i.kind() == InstructionKind::kSend) out[static_cast<size_t>(storage_of(p, i.in[0]))] = -1;  // once a stage
+        if (i.kind() == InstructionKind::kSend) out[storage_of(p, i.in[0])] = -1;  // once a stage
     return out;
   }
 
@@ -163,7 +159,7 @@ class CondensedEstimator {
     for (const Memory memory : {Memory::kDevice, Memory::kHost}) {
       std::vector<StageArena> arenas;  // packed without gaps, as those of large plans are
       for (size_t n = 0; n < stages.size(); ++n)
-        arenas.push_back(arena_of(stages[n], versions[n], entry_.rows[static_cast<size_t>(rows[n])].program, memory));
+        arenas.push_back(arena_of(stages[n], versions[n], entry_.rows[rows[n]].program, memory));
       MemoryClasses& mine = out.in(memory);
       for (size_t at = 0; at < arenas.size(); ++at) {  // which of them is at work
         MemoryClasses sum = arenas[at].peak;
@@ -240,8 +236,8 @@ class CondensedEstimator {
   }
 
   StageSeconds seconds_of(int32_t stage, int32_t device) const {
-    const DeviceRow& row = entry_.rows[static_cast<size_t>(device)];
-    const Program& program = entry_.programs[static_cast<size_t>(row.program)];
+    const DeviceRow& row = entry_.rows[device];
+    const Program& program = entry_.programs[row.program];
     std::vector<double> seconds;
     for (const Segment& s : program.segments) {
       std::array<double, kCarriers> of{};
@@ -252,12 +248,12 @@ class CondensedEstimator {
     }
     StageSeconds out;
     for (const ScheduleRow& r : program.schedule) {
-      const double mine = seconds[static_cast<size_t>(r.segment)];
+      const double mine = seconds[r.segment];
       out.all += mine;
       if (r.whole)
         out.once += mine;
       else if (pipelined_) {
-        const std::string& name = program.segments[static_cast<size_t>(r.segment)].name;
+        const std::string& name = program.segments[r.segment].name;
         double& slowest = name.starts_with("forward")    ? out.body.forward
                           : name.starts_with("backward") ? out.body.backward
                                                          : out.body.weight;

@@ -25,7 +25,7 @@ std::string cut_off(std::string line, size_t most) {
 
 // More than the device that lacked most so far: noted.
 bool lacks(const Plan& plan, int32_t device, int64_t needed, Shortage& most) {
-  const int64_t memory = plan.devices[static_cast<size_t>(device)].memory_bytes;
+  const int64_t memory = plan.devices[device].memory_bytes;
   if (memory == 0 || needed - memory <= most.bytes) return false;
   most.bytes = needed - memory, most.device = device;
   return true;
@@ -61,9 +61,9 @@ std::vector<DeviceLine> device_lines(const Plan& plan, const Entry& entry) {
   std::vector<std::optional<MemoryClasses>> of_program(entry.programs.size());
   std::map<std::string, DeviceLine> lines;
   for (const DeviceRow& row : entry.rows) {
-    std::optional<MemoryClasses>& m = of_program[static_cast<size_t>(row.program)];
+    std::optional<MemoryClasses>& m = of_program[row.program];
     if (!m) m = memory_of(plan, entry, static_cast<size_t>(row.program)).device;
-    const DeviceSpec& device = plan.devices[static_cast<size_t>(row.device)];
+    const DeviceSpec& device = plan.devices[row.device];
     std::string key = fmt::format("{} {} {}", name_of(device.kind), device.type, device.memory_bytes);
     for (const Column& column : kColumns) key += " " + text(column.bytes(*m));
     DeviceLine& line = lines.try_emplace(std::move(key), DeviceLine{{}, *m, device.memory_bytes}).first->second;
@@ -85,7 +85,7 @@ std::string devices_name(const Plan& plan, const std::vector<int32_t>& devices, 
     std::string out = devices_text(devices, runs);
     constexpr std::string_view kTogether = " together)";
     if (out.ends_with(kTogether)) out.replace(out.size() - kTogether.size(), kTogether.size(), ")");
-    return out + " " + to_string(plan.devices[static_cast<size_t>(devices[0])]);
+    return out + " " + to_string(plan.devices[devices[0]]);
   };
   std::string out = name(2);
   if (out.size() > most) out = name(1);
@@ -190,8 +190,8 @@ Shortage shortage_of(const Plan& plan, const Entry& entry) {
   std::vector<std::optional<int64_t>> needed(entry.programs.size());
   int32_t program = 0;  // of the device that lacks most
   for (const DeviceRow& row : entry.rows) {
-    const int64_t arena = entry.programs[static_cast<size_t>(row.program)].arena_bytes;
-    std::optional<int64_t>& mine = needed[static_cast<size_t>(row.program)];
+    const int64_t arena = entry.programs[row.program].arena_bytes;
+    std::optional<int64_t>& mine = needed[row.program];
     if (!mine) mine = variables_of_device(plan, row.device).total() + arena;
     if (lacks(plan, row.device, *mine, most)) program = row.program;
   }
@@ -213,7 +213,7 @@ Shortage shortage_of(const Plan& plan) {
 Error does_not_fit(const Plan& plan, const Entry& entry, const Shortage& s, const Remedies& remedies) {
   const Watch::None in_any_case;
   constexpr size_t kStrategy = 90;
-  const DeviceSpec& device = plan.devices[static_cast<size_t>(s.device)];
+  const DeviceSpec& device = plan.devices[s.device];
   // Fewer samples may be cut into unlike micro-batches, and take more.
   const std::string other = s.batch > 0 ? fmt::format(" fits, but a batch of {} samples in its place", s.batch) : "";
   std::string why = remedy_lines(s, remedies);

@@ -31,8 +31,8 @@ std::string common_name(const std::string& a, const std::string& b) {
 // The names of its scopes; without those that the op's own name has, where one is given.
 std::string path_of(const Plan& plan, ScopeId id, const std::string& op) {
   std::string out;
-  for (; id > 0; id = plan.scopes[static_cast<size_t>(id)].parent) {
-    const std::string& name = plan.scopes[static_cast<size_t>(id)].name;
+  for (; id > 0; id = plan.scopes[id].parent) {
+    const std::string& name = plan.scopes[id].name;
     if (!name.empty() && (op.empty() || op.find(name) == std::string::npos))
       out = out.empty() ? name : name + "/" + out;
   }
@@ -43,7 +43,7 @@ class Holding {
  public:
   Holding(const Plan& plan, const Entry& entry, int32_t device)
       : plan_(plan),
-        program_(entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program)]),
+        program_(entry.programs[entry.rows[device].program]),
         device_(device),
         fullest_(fullest_of(program_, Memory::kDevice)) {
     for (const Op& op : plan.source.ops)
@@ -81,7 +81,7 @@ class Holding {
         if (at <= fullest_.when) now_ = &i;
         for (const BufferId b : i.out) {
           if (b == kNone) continue;
-          Maker& maker = makers_[static_cast<size_t>(storage_of(program_, b))];
+          Maker& maker = makers_[storage_of(program_, b)];
           if (maker.instruction == nullptr || at <= fullest_.when) maker = {b, &i};
         }
         ++at;
@@ -126,7 +126,7 @@ class Holding {
       const auto b = static_cast<size_t>(id);
       const Buffer& storage = program_.buffers[b];
       const Maker& maker = makers_[b];
-      const Buffer& tensor = maker.buffer == kNone ? storage : program_.buffers[static_cast<size_t>(maker.buffer)];
+      const Buffer& tensor = maker.buffer == kNone ? storage : program_.buffers[maker.buffer];
       // A part of the storage (a bucket of gradients) does not stand for it.
       const bool part = tensor.bytes != storage.bytes;
       const Buffer& shown = part ? storage : tensor;

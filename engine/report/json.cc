@@ -152,7 +152,7 @@ Json json_of(const PlanMesh& m) {
           {"devices", m.devices}};
 }
 Json variable(const Plan& plan, const PlanVariable& v) {
-  const int32_t first = plan.meshes[static_cast<size_t>(v.mesh)].devices[0];
+  const int32_t first = plan.meshes[v.mesh].devices[0];
   return {{"name", v.name},
           {"dtype", name_of(v.dtype)},
           {"dims", v.dims},

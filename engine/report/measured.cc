@@ -141,9 +141,9 @@ class TraceReader {
     const Entry* entry = plan_.find_entry(out_.entry, out_.batch);
     if (entry == nullptr && !plan_.entries.empty()) entry = &plan_.entries[0];
     if (entry != nullptr) {
-      const int32_t program = entry->rows[static_cast<size_t>(device)].program;
+      const int32_t program = entry->rows[device].program;
       const auto [known, fresh] = programs_.try_emplace(program);
-      if (fresh) known->second = known_of(plan_, entry->programs[static_cast<size_t>(program)]);
+      if (fresh) known->second = known_of(plan_, entry->programs[program]);
       if (const auto at = known->second.find({label.name, label.op, phase}); at != known->second.end())
         return at->second;
     }

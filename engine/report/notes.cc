@@ -29,8 +29,7 @@ std::string small_stages_note(const Plan& plan, const Entry& entry) {
   for (const Mesh& mesh : plan.meshes) {
     flops.push_back(0);
     for (const int32_t d : mesh.devices)
-      if (d >= 0)
-        flops.back() += step_of(entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program)]).flops;
+      if (d >= 0) flops.back() += step_of(entry.programs[entry.rows[d].program]).flops;
   }
   if (flops.size() < 2 || plan.micro_batches < 2) return "";
   const double most = *std::ranges::max_element(flops);
@@ -50,7 +49,7 @@ std::pair<double, double> parameters_of_splits(const Plan& plan) {
   double whole = 0, cut = 0;
   for (const PlanVariable& v : plan.variables) {
     if (v.role != Role::kParameter || !v.trainable) continue;
-    const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(v.mesh)].axes;
+    const std::vector<MeshAxis>& axes = plan.meshes[v.mesh].axes;
     bool split = false, parts = false;
     for (size_t a = 0; a < axes.size(); ++a) {
       if (axes[a].size == 1 || axes[a].name != "split") continue;

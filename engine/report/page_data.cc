@@ -108,7 +108,7 @@ class PageData {
   // The device whose events stand for this one's.
   int32_t walker(int32_t device) const {
     const std::vector<int32_t>& all = times_->classes;
-    return static_cast<int32_t>(std::find(all.begin(), all.end(), all[static_cast<size_t>(device)]) - all.begin());
+    return static_cast<int32_t>(std::find(all.begin(), all.end(), all[device]) - all.begin());
   }
 
   // What the compute queue does besides waiting for others.
@@ -152,14 +152,14 @@ class PageData {
     const auto first = static_cast<size_t>(c.first);
     const DeviceRow& row = entry_->rows[first];
     const DeviceSpec& spec = plan_.devices[first];
-    const Program& p = entry_->programs[static_cast<size_t>(c.program)];
+    const Program& p = entry_->programs[c.program];
     const auto [known, fresh] = memory_.try_emplace(c.program);
     if (fresh) known->second = memory_of(plan_, *entry_, static_cast<size_t>(c.program));
     MemoryClasses memory = known->second.device;
     const MemoryClasses own = variables_of_device(plan_, c.first);
     memory.parameters = own.parameters, memory.state = own.state, memory.buffers = own.buffers;
     std::vector<int32_t> nodes;
-    for (const int32_t d : c.devices) nodes.push_back(plan_.devices[static_cast<size_t>(d)].node);
+    for (const int32_t d : c.devices) nodes.push_back(plan_.devices[d].node);
     std::sort(nodes.begin(), nodes.end());
     nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
     const StepFigures figures = step_of(p);
@@ -189,7 +189,7 @@ class PageData {
   // One sentence for each reason that is known.
   Json why(const DeviceClass& c, const StepFigures& figures, const MemoryClasses& memory, const DeviceSpec& spec) {
     Json out = Json::array();
-    const DeviceRow& row = entry_->rows[static_cast<size_t>(c.first)];
+    const DeviceRow& row = entry_->rows[c.first];
     if (plan_.meshes.size() > 1) {
       const double all = total_flops();
       const double stage = stage_flops(row.mesh);
@@ -227,10 +227,9 @@ class PageData {
       flops_.resize(plan_.meshes.size());
       std::vector<double> of_program;
       for (const Program& p : entry_->programs) of_program.push_back(step_of(p).flops);
-      for (const DeviceRow& row : entry_->rows)
-        flops_[static_cast<size_t>(row.mesh)] += of_program[static_cast<size_t>(row.program)];
+      for (const DeviceRow& row : entry_->rows) flops_[row.mesh] += of_program[row.program];
     }
-    return flops_[static_cast<size_t>(mesh)];
+    return flops_[mesh];
   }
   double total_flops() {
     stage_flops(0);
@@ -241,7 +240,7 @@ class PageData {
   Json nodes() const {
     std::vector<size_t> class_of(plan_.devices.size());
     for (size_t c = 0; c < classes_.size(); ++c)
-      for (const int32_t d : classes_[c].devices) class_of[static_cast<size_t>(d)] = c;
+      for (const int32_t d : classes_[c].devices) class_of[d] = c;
     std::map<int, std::vector<int32_t>> by_node;
     for (size_t d = 0; d < plan_.devices.size(); ++d) by_node[plan_.devices[d].node].push_back(static_cast<int32_t>(d));
     const bool each = plan_.devices.size() <= kMostDevicesDrawn;
@@ -253,14 +252,14 @@ class PageData {
     std::vector<Alike> kinds;
     for (const auto& [node, devices] : by_node) {
       std::vector<size_t> key;
-      for (const int32_t d : devices) key.push_back(class_of[static_cast<size_t>(d)]);
+      for (const int32_t d : devices) key.push_back(class_of[d]);
       if (each) key.push_back(classes_.size() + static_cast<size_t>(node));  // nothing is folded
       const auto [at, fresh] = numbers.try_emplace(key, kinds.size());
       if (fresh) {
         Json slots = Json::array();
         std::map<size_t, size_t> slot_of;  // by class
         for (const int32_t d : devices) {
-          const size_t c = class_of[static_cast<size_t>(d)];
+          const size_t c = class_of[d];
           const auto [slot, first] = slot_of.try_emplace(c, slots.size());
           if (!each && !first)
             slots[slot->second]["count"] = slots[slot->second]["count"].get<size_t>() + 1;
@@ -296,7 +295,7 @@ class PageData {
         if (t.device != *device) continue;
         QueueTrack& to = drawn.tracks.emplace_back(QueueTrack{t.device, t.queue, {}});
         for (LabelledSpan s : t.spans) {
-          s.label = drawn.label_of(whole.labels[static_cast<size_t>(s.label)]);
+          s.label = drawn.label_of(whole.labels[s.label]);
           to.spans.push_back(s);
         }
         of.emplace_back(c, t.device);

@@ -46,10 +46,9 @@ std::string predicted_trace(const Plan& plan, const Entry& entry) {
   const auto nanoseconds = [](double seconds) { return static_cast<int64_t>(std::llround(seconds * 1e9)); };
   std::map<std::pair<int32_t, Queue>, std::vector<TraceSpan>> spans;
   for (const Event& e : times->events) {
-    const Program& p = entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(e.device)].program)];
-    spans[{e.device, e.queue}].push_back(
-        {&p.segments[static_cast<size_t>(e.segment)].instructions[static_cast<size_t>(e.instruction)],
-         p.schedule[static_cast<size_t>(e.row)].micro_batch, nanoseconds(e.start), nanoseconds(e.end)});
+    const Program& p = entry.programs[entry.rows[e.device].program];
+    spans[{e.device, e.queue}].push_back({&p.segments[e.segment].instructions[e.instruction],
+                                          p.schedule[e.row].micro_batch, nanoseconds(e.start), nanoseconds(e.end)});
   }
   std::vector<TraceTrack> tracks;
   for (auto& [at, list] : spans) {

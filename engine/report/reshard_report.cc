@@ -173,7 +173,7 @@ class Reporter {
   }
 
   Place place(int32_t stage, Ints coordinates) const {
-    return {lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)], std::move(coordinates), 0};
+    return {lg_.tasks.mesh_of_stage[stage], std::move(coordinates), 0};
   }
 
   Group group_along(const Op& op, size_t axis, TensorId x, TensorId y) const {
@@ -226,8 +226,7 @@ class Reporter {
     ReshardRow row;
     row.tensor = lg_.graph.tensor(x).name;
     row.dtype = t.dtype, row.dims = t.dims, row.phase = op.phase, row.count = 1;
-    row.from = to_string(lg_.shardings[static_cast<size_t>(x)]),
-    row.to = to_string(lg_.shardings[static_cast<size_t>(y)]);
+    row.from = to_string(lg_.shardings[x]), row.to = to_string(lg_.shardings[y]);
     if (op.region == Region::kBody) row.runs = local_.micro_batches(place(op.stage, Ints(lg_.axes() - 1))).size();
     const size_t axis = axis_of(op, x, y);
     const CostModel& cost = lg_.tasks.cost;

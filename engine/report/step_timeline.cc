@@ -59,7 +59,7 @@ class Gathered {
   }
 
  private:
-  const SpanLabel& label(const LabelledSpan& s) const { return from_.labels[static_cast<size_t>(s.label)]; }
+  const SpanLabel& label(const LabelledSpan& s) const { return from_.labels[s.label]; }
 
   SpanLabel joined(const Fold& fold) const {
     const SpanLabel &first = label(spans_.front()), &last = label(spans_.back());
@@ -131,10 +131,10 @@ StepTimeline timeline_of(const Plan& plan, const Entry& entry, const StepTimes& 
   std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> labels;   // program, segment, instruction
   std::map<std::pair<int32_t, Queue>, std::vector<LabelledSpan>> tracks;
   for (const Event& e : times.events) {
-    const int32_t program = entry.rows[static_cast<size_t>(e.device)].program;
+    const int32_t program = entry.rows[e.device].program;
     const auto [label, fresh] = labels.try_emplace({program, e.segment, e.instruction});
     if (fresh) {
-      const Program& p = entry.programs[static_cast<size_t>(program)];
+      const Program& p = entry.programs[program];
       const auto [of, first] = activities.try_emplace(program);
       if (first) of->second = activities_of(p, plan.groups);
       const auto s = static_cast<size_t>(e.segment), k = static_cast<size_t>(e.instruction);
@@ -142,7 +142,7 @@ StepTimeline timeline_of(const Plan& plan, const Entry& entry, const StepTimes& 
       label->second =
           out.label_of({i.name, std::string(i.verb()), named.scope_path(i.scope), of->second[s][k], 1, i.flops});
     }
-    const int32_t u = entry.programs[static_cast<size_t>(program)].schedule[static_cast<size_t>(e.row)].micro_batch;
+    const int32_t u = entry.programs[program].schedule[e.row].micro_batch;
     tracks[{e.device, e.queue}].push_back({label->second, u, e.start, e.end});
   }
   for (auto& [at, spans] : tracks) {
@@ -173,7 +173,7 @@ StepTimeline folded(const StepTimeline& timeline, size_t bytes) {
 std::array<double, kActivities> busy_of(const StepTimeline& timeline, const QueueTrack& track) {
   std::array<double, kActivities> busy{};
   for (const LabelledSpan& s : track.spans)
-    busy[static_cast<size_t>(timeline.labels[static_cast<size_t>(s.label)].activity)] += s.end - s.start;
+    busy[static_cast<size_t>(timeline.labels[s.label].activity)] += s.end - s.start;
   return busy;
 }
 

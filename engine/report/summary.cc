@@ -45,7 +45,7 @@ Fullest fullest_of(const Plan& plan, const Entry& e) {
     const auto program = static_cast<size_t>(row.program);
     if (!needed[program])
       needed[program] = variables_of_device(plan, row.device).total() + e.programs[program].arena_bytes;
-    const int64_t memory = plan.devices[static_cast<size_t>(row.device)].memory_bytes;
+    const int64_t memory = plan.devices[row.device].memory_bytes;
     const std::pair full(memory ? static_cast<double>(*needed[program]) / static_cast<double>(memory) : 0,
                          *needed[program]);
     out.alone |= most && full != *most;
@@ -59,7 +59,7 @@ void summarise_memory(std::string& text, const Plan& plan, const Entry& e) {
   const MemoryFigures m = memory_of(plan, e, static_cast<size_t>(fullest.program));
   text += memory_text(
       fullest.alone ? fmt::format("memory of the fullest device, {}", fullest.device) : "memory of one device",
-      m.device, plan.devices[static_cast<size_t>(fullest.device)].memory_bytes);
+      m.device, plan.devices[fullest.device].memory_bytes);
   if (plan.options.offload) text += memory_text("offloaded to its host", m.host);
 }
 
@@ -70,7 +70,7 @@ void summarise_entry(std::string& text, const Plan& plan, const Entry& e) {
                       "FLOPs", "ops", "collectives");
   const auto figures = [&](size_t r) {
     const DeviceRow& row = e.rows[r];
-    const Program& p = e.programs[static_cast<size_t>(row.program)];
+    const Program& p = e.programs[row.program];
     const StepFigures f = step_of(p);
     const int64_t samples = samples_of(e, row);
     return fmt::format("{:>8}  {:<20}  {:>9}  {:>9}  {:>6}  {:>11}\n", samples,

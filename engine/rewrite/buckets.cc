@@ -21,7 +21,7 @@ bool may_wait(const Graph& g, const Lists& readers, const Op& op, int depth = 0)
     return code == OpCode::k_all_reduce || code == OpCode::k_reduce_scatter || code == OpCode::k_accumulate;
   };
   return std::all_of(op.outputs.begin(), op.outputs.end(), [&](TensorId y) {
-    const auto& r = readers[static_cast<size_t>(y)];
+    const auto& r = readers[y];
     return std::all_of(r.begin(), r.end(), [&](OpId i) {
       return g.op(i).phase == Phase::kUpdate ||
              (depth < 4 && sums(g.op(i).code) && may_wait(g, readers, g.op(i), depth + 1));
@@ -64,14 +64,14 @@ int kind_of(const Graph& g, const Op& op, bool weight) {
 std::vector<char> behind_updates(const Graph& g) {
   std::vector<char> next(g.tensors.size()), out(g.ops.size());
   for (const Variable& v : g.variables)
-    if (v.next != kNone && v.next != v.tensor) next[static_cast<size_t>(v.next)] = 1;
+    if (v.next != kNone && v.next != v.tensor) next[v.next] = 1;
   const auto writes = [&](const Op& op) {
     return has_flag(op.code, kUpdateOp) ||
-           std::ranges::any_of(op.outputs, [&](TensorId y) { return y != kNone && next[static_cast<size_t>(y)] != 0; });
+           std::ranges::any_of(op.outputs, [&](TensorId y) { return y != kNone && next[y] != 0; });
   };
   for (size_t i = 0; i < g.ops.size(); ++i)
     out[i] = writes(g.ops[i]) || std::ranges::any_of(g.ops[i].inputs, [&](TensorId id) {
-               return id != kNone && g.tensor(id).producer != kNone && out[static_cast<size_t>(g.tensor(id).producer)];
+               return id != kNone && g.tensor(id).producer != kNone && out[g.tensor(id).producer];
              });
   return out;
 }
@@ -84,7 +84,7 @@ std::vector<Member> members_of(const Graph& g) {
     const Op& op = g.ops[i];
     const bool sum = op.code == OpCode::k_all_reduce || op.code == OpCode::k_reduce_scatter;
     if (!(sum || op.code == OpCode::k_all_gather) || op.inputs.size() != 1) continue;
-    const auto& r = readers[static_cast<size_t>(op.outputs[0])];
+    const auto& r = readers[op.outputs[0]];
     const OpId made = g.tensor(op.inputs[0]).producer;
     const auto id = static_cast<OpId>(i);
     if (sum && may_wait(g, readers, op)) out.push_back({id, made});
@@ -104,11 +104,11 @@ void copies_first(Graph& g) {
   for (const Op& op : g.ops) {
     if (op.code != OpCode::k_all_gather || op.inputs.size() != 1 || variable_behind(g, op.inputs[0]) == kNone) continue;
     for (OpId made = g.tensor(op.inputs[0]).producer; made != kNone; made = g.tensor(g.op(made).inputs[0]).producer)
-      first[static_cast<size_t>(made)] = 1;
+      first[made] = 1;
   }
   std::vector<OpId> order(g.ops.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_partition(order.begin(), order.end(), [&](OpId i) { return first[static_cast<size_t>(i)] != 0; });
+  std::stable_partition(order.begin(), order.end(), [&](OpId i) { return first[i] != 0; });
   if (std::is_sorted(order.begin(), order.end())) return;
   take_in_order(g, order);
   compact(g, {});
@@ -144,15 +144,13 @@ class HeldBack {
     };
     for (size_t i = 0; i < g.ops.size(); ++i)
       for (const TensorId id : g.ops[i].inputs)
-        if (waits(g.ops[i], id) && !std::exchange(counted[static_cast<size_t>(id)], 1))
+        if (waits(g.ops[i], id) && !std::exchange(counted[id], 1))
           until_[(many ? i : static_cast<size_t>(g.tensor(id).producer)) + 1] += bytes_of(g.tensor(id));
     for (size_t i = 1; i < until_.size(); ++i) until_[i] += until_[i - 1];
   }
   bool is_loss(TensorId id) const { return id == loss_; }
   // Bytes of operands of updates that are made between two ops.
-  int64_t between(OpId from, OpId to) const {
-    return until_[static_cast<size_t>(to)] - until_[static_cast<size_t>(from)];
-  }
+  int64_t between(OpId from, OpId to) const { return until_[to] - until_[from]; }
 
  private:
   TensorId loss_ = kNone;
@@ -165,17 +163,16 @@ class Waits {
   Waits(const Graph& g, const std::vector<Member>& members)
       : g_(g), bucket_of_(g.ops.size(), kNone), known_to_(g.ops.size()), leads_(g.ops.size()) {
     for (const Member& m : members)
-      leads_[static_cast<size_t>(m.op)] = !gathers_variable(g, g.op(m.op));  // which waits for no bucket, merged or not
+      leads_[m.op] = !gathers_variable(g, g.op(m.op));  // which waits for no bucket, merged or not
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const Op& op = g.ops[i];
       for (const TensorId id : op.inputs)
-        if (id != kNone && g.tensor(id).producer != kNone && leads_[static_cast<size_t>(g.tensor(id).producer)])
-          leads_[i] = 1;
+        if (id != kNone && g.tensor(id).producer != kNone && leads_[g.tensor(id).producer]) leads_[i] = 1;
     }
   }
 
   // The op waits for all that is in the bucket from now on, and is waited for with it.
-  void put(OpId op, OpId bucket) { bucket_of_[static_cast<size_t>(op)] = bucket; }
+  void put(OpId op, OpId bucket) { bucket_of_[op] = bucket; }
 
   // Where it does not, the bucket remembers what was looked at.
   bool for_bucket(const Op& op, Bucket& bucket) {
@@ -184,12 +181,12 @@ class Waits {
     const auto look = [&](const Op& reader) {
       for (const TensorId id : reader.inputs) {
         OpId made = id == kNone ? kNone : g_.tensor(id).producer;
-        if (made == kNone || !leads_[static_cast<size_t>(made)]) continue;
-        if (const OpId into = bucket_of_[static_cast<size_t>(made)]; into != kNone) made = into;
+        if (made == kNone || !leads_[made]) continue;
+        if (const OpId into = bucket_of_[made]; into != kNone) made = into;
         found |= made == bucket.op;
         if (!bucket.apart.insert(made).second) continue;
         todo.push_back(made);
-        known_to_[static_cast<size_t>(made)].push_back(&bucket);
+        known_to_[made].push_back(&bucket);
       }
     };
     look(op);
@@ -203,9 +200,9 @@ class Waits {
 
   // More has been put to the op: what buckets know of it does not hold.
   void forget(OpId op) {
-    for (Bucket* bucket : known_to_[static_cast<size_t>(op)])
+    for (Bucket* bucket : known_to_[op])
       if (bucket->apart.contains(op)) bucket->apart.clear();
-    known_to_[static_cast<size_t>(op)].clear();
+    known_to_[op].clear();
   }
 
  private:
@@ -252,9 +249,9 @@ void form_buckets(ShardedGraph& lg, int64_t bucket_bytes, bool sums_leave) {
             op.region,
             attr_int(op.attrs, "group"),
             op.stage,
-            kind_of(g, op, weights[static_cast<size_t>(id)]),
+            kind_of(g, op, weights[id]),
             op.phase == Phase::kUpdate,
-            updated[static_cast<size_t>(id)] != 0};
+            updated[id] != 0};
   };
   std::map<Key, int64_t> rest;  // bytes of gradients whose sums are in no bucket yet
   for (const Member& m : members)
@@ -271,7 +268,7 @@ void form_buckets(ShardedGraph& lg, int64_t bucket_bytes, bool sums_leave) {
       bucket = {m.op, 0, left == rest.end() ? bucket_bytes : full_at(left->second, bucket_bytes), {}, kNone};
     } else {
       join(g.op(bucket.op), op);
-      removed[static_cast<size_t>(m.op)] = 1;
+      removed[m.op] = 1;
       waits.forget(bucket.op);
       waits.forget(m.op);
     }
@@ -283,7 +280,7 @@ void form_buckets(ShardedGraph& lg, int64_t bucket_bytes, bool sums_leave) {
   int sums = 0, scatters = 0, gathers = 0;
   for (const Member& m : members) {
     Op& op = g.op(m.op);
-    if (removed[static_cast<size_t>(m.op)]) continue;
+    if (removed[m.op]) continue;
     if (op.code == OpCode::k_all_reduce)
       op.name = fmt::format("bucket.{}", sums++);
     else if (op.inputs.size() > 1)
@@ -335,7 +332,7 @@ void group_updates(ShardedGraph& lg, int64_t bucket_bytes) {
   for (size_t i = 0; i < g.ops.size(); ++i)
     for (const TensorId id : g.ops[i].inputs)
       if (const OpId made = id == kNone ? kNone : g.tensor(id).producer; made != kNone)
-        rank[i] = std::max(rank[i], rank[static_cast<size_t>(made)] + (has_flag(g.op(made).code, kUpdateOp) ? 1 : 0));
+        rank[i] = std::max(rank[i], rank[made] + (has_flag(g.op(made).code, kUpdateOp) ? 1 : 0));
   const auto close = [&](Group& group) {
     if (group.members > 1 && !group.decays.empty()) g.op(group.op).attrs["decays"] = group.decays;
     group = {};
@@ -348,7 +345,7 @@ void group_updates(ShardedGraph& lg, int64_t bucket_bytes) {
       continue;  // decays left out: not to be merged
     std::string key = def(op.code).name;
     for (const auto& [name, value] : without(op.attrs, "decays")) key += fmt::format(" {}={}", name, to_string(value));
-    key += fmt::format(" {} {} {}", static_cast<int>(op.region), op.stage, rank[static_cast<size_t>(id)]);
+    key += fmt::format(" {} {} {}", static_cast<int>(op.region), op.stage, rank[id]);
     Group& group = open[{{op.inputs.begin(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead)}, key}];
     const OpId bucket = ready(op, true);
     if (group.op != kNone && (group.bytes >= bucket_bytes || group.bucket != bucket)) close(group);
@@ -366,7 +363,7 @@ void group_updates(ShardedGraph& lg, int64_t bucket_bytes) {
     Op& into = g.op(group.op);
     into.inputs.insert(into.inputs.end(), op.inputs.begin() + static_cast<std::ptrdiff_t>(lead), op.inputs.end());
     into.outputs.insert(into.outputs.end(), op.outputs.begin(), op.outputs.end());
-    removed[static_cast<size_t>(id)] = 1;
+    removed[id] = 1;
   }
   for (auto& [key, group] : open)
     if (group.op != kNone) close(group);

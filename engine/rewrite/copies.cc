@@ -35,11 +35,11 @@ std::vector<char> weight_ops(const ShardedGraph& lg) {
     const Op& op = g.ops[i];
     if (op.phase == Phase::kForward || op.region != Region::kBody) continue;
     bool now = op.code == OpCode::k_transfer;
-    for (const TensorId id : op.outputs) now |= id != kNone && needed[static_cast<size_t>(id)];
+    for (const TensorId id : op.outputs) now |= id != kNone && needed[id];
     later[i] = !now;
     if (now)
       for (const TensorId id : op.inputs)
-        if (id != kNone) needed[static_cast<size_t>(id)] = 1;
+        if (id != kNone) needed[id] = 1;
   }
   return later;
 }
@@ -76,7 +76,7 @@ struct Copier {
   Place place_of(OpId i, int32_t stage) const {
     const Op& op = g.op(i);
     if (!pipelined || op.region != Region::kBody) return Place{op.region, {}, 0};
-    const WorkKind kind = work_of(op, weights[static_cast<size_t>(i)]);
+    const WorkKind kind = work_of(op, weights[i]);
     return Place{op.region, kind, kind == WorkKind::kForward ? stage : -stage};
   }
 
@@ -88,7 +88,7 @@ struct Copier {
       const OpId i = todo.back();
       todo.pop_back();
       if (i == later) return true;
-      for (const OpId j : next[static_cast<size_t>(i)])
+      for (const OpId j : next[i])
         if (j <= later && seen.insert(j).second) todo.push_back(j);
     }
     return false;
@@ -98,18 +98,16 @@ struct Copier {
     const Op& op = g.op(i);
     if (!has_flag(op.code, kCollective)) return false;
     for (const Alias& alias : aliases_of(g, op))
-      if (const TensorId x = op.inputs[static_cast<size_t>(alias.input)];
-          alias.must && x != kNone && root[static_cast<size_t>(x)] == storage)
-        return true;
+      if (const TensorId x = op.inputs[alias.input]; alias.must && x != kNone && root[x] == storage) return true;
     return false;
   }
 
   // Someone must still read the part that op `i` would sum where it lies: in a later segment, after what follows from
   // the sum, or to sum it another time (as another view).
   bool is_read_later(OpId i, TensorId x) const {
-    const TensorId storage = root[static_cast<size_t>(x)];
+    const TensorId storage = root[x];
     const Place mine = place_of(i, g.op(i).stage);
-    for (const OpId r : readers[static_cast<size_t>(storage)]) {
+    for (const OpId r : readers[storage]) {
       if (r == i) continue;
       const Place other = place_of(r, g.op(r).code == OpCode::k_transfer ? lg.stage(g.op(r).inputs[0]) : g.op(r).stage);
       if (lg.micro_batches > 1 && may_follow(other, mine)) return true;

@@ -17,7 +17,7 @@ namespace {
 std::vector<size_t> active(const Graph& graph, const TaskGraphs& tasks) {
   int64_t batch = 0;
   for (const TensorId id : graph.inputs)
-    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) batch = t.dims[static_cast<size_t>(t.batch_dim)];
+    if (const Tensor& t = graph.tensor(id); t.batch_dim >= 0) batch = t.dims[t.batch_dim];
   // A single sample is cut by nobody.
   const int64_t micro_batches = batch > 1 ? std::max<int64_t>(1, graph.training.accumulation) : 1;
   std::vector<char> has(tasks.replicas.size());
@@ -49,8 +49,7 @@ class Copier {
     for (const Variable& v : g_.variables) at(v.tensor).learned = v.trainable;
     std::vector<const Factor*> factor;
     for (size_t i = 0; i < g_.ops.size(); ++i)
-      factor.push_back(samples[i].present() ? &factors_.of(g_.ops[i]).list[static_cast<size_t>(samples[i].factor)]
-                                            : nullptr);
+      factor.push_back(samples[i].present() ? &factors_.of(g_.ops[i]).list[samples[i].factor] : nullptr);
     // The table of factors asks for the ops where they are: they go at the end.
     const size_t ops = g_.ops.size();
     for (size_t i = 0; i < ops; ++i) {
@@ -92,7 +91,7 @@ class Copier {
     bool learned = false;  // it depends on parameters that are trained,
     bool fed = false;      // on samples
   };
-  Value& at(TensorId id) { return value_[static_cast<size_t>(id)]; }
+  Value& at(TensorId id) { return value_[id]; }
   size_t home() const { return replicas_.size() - 1; }  // what is one for all is in the last stages: nobody waits there
   TensorId whole(TensorId id) {
     const Value& v = at(id);
@@ -224,9 +223,7 @@ void copy_replicas(Graph& graph, const TaskGraphs& tasks) {
 
 void check_copies(const Graph& graph, const TaskGraphs& tasks) {
   if (tasks.replicas.empty()) return;
-  const auto replica = [&](const Op& op) {
-    return replica_of(tasks, tasks.stage_of_scope[static_cast<size_t>(op.scope)]);
-  };
+  const auto replica = [&](const Op& op) { return replica_of(tasks, tasks.stage_of_scope[op.scope]); };
   OpFactors factors(graph);
   const std::vector<OpCut> samples = follow_samples_of_copies(graph, factors);
   constexpr size_t kNobody = SIZE_MAX;
@@ -236,7 +233,7 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
     if (op.phase != Phase::kBackward) continue;
     size_t from = kNobody;
     for (const TensorId id : op.inputs) {
-      const size_t of = id == kNone ? kNobody : own[static_cast<size_t>(id)];
+      const size_t of = id == kNone ? kNobody : own[id];
       if (of == kNobody) continue;
       if (from != kNobody && from != of) {  // they are added
         from = kNobody;
@@ -246,7 +243,7 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
     }
     if (op.code == OpCode::k_add && from != kNobody)
       for (const TensorId id : op.inputs)
-        if (own[static_cast<size_t>(id)] != from) from = kNobody;
+        if (own[id] != from) from = kNobody;
     if (samples[i].present() && from != kNobody) {
       const Op& forward = op.origin == kNone ? op : graph.op(op.origin);
       throw unimplemented(
@@ -256,11 +253,11 @@ void check_copies(const Graph& graph, const TaskGraphs& tasks) {
           .at_op(forward.name)
           .at_scope(graph.scope_path(forward.scope));
     }
-    const Factor* f = samples[i].present() ? &factors.of(op).list[static_cast<size_t>(samples[i].factor)] : nullptr;
+    const Factor* f = samples[i].present() ? &factors.of(op).list[samples[i].factor] : nullptr;
     for (size_t o = 0; o < op.outputs.size(); ++o) {
       if (op.outputs[o] == kNone) continue;
       const bool sums = f && !(o < f->outputs.size() && f->outputs[o].present());
-      own[static_cast<size_t>(op.outputs[o])] = f ? (sums ? replica(op) : kNobody) : from;
+      own[op.outputs[o]] = f ? (sums ? replica(op) : kNobody) : from;
     }
   }
 }
@@ -270,8 +267,7 @@ void add_before_casts(Graph& graph, const TaskGraphs& tasks) {
   const std::vector<int> uses = use_counts(graph);
   Rewriter r(graph);
   std::vector<std::string> makers;  // of each op the forward op that it is of: "norm", "norm@1"
-  for (const Op& op : r.old)
-    makers.push_back(op.origin == kNone ? op.name : r.old[static_cast<size_t>(op.origin)].name);
+  for (const Op& op : r.old) makers.push_back(op.origin == kNone ? op.name : r.old[op.origin].name);
   struct Wide {
     TensorId tensor;
     std::string_view of;       // the last of the copies that it is made of
@@ -291,7 +287,7 @@ void add_before_casts(Graph& graph, const TaskGraphs& tasks) {
   for (size_t i = 0; i < r.old.size(); ++i) {
     const Op op = r.old[i];
     const TensorId out = op.outputs.empty() ? kNone : op.outputs[0];
-    const bool alone = out != kNone && uses[static_cast<size_t>(out)] == 1 && op.phase == Phase::kBackward;
+    const bool alone = out != kNone && uses[out] == 1 && op.phase == Phase::kBackward;
     const auto of = wide.find(op.inputs.empty() ? kNone : op.inputs[0]);
     if (op.code == OpCode::k_cast && alone) {
       const DType from = graph.tensor(op.inputs[0]).dtype, to = graph.tensor(out).dtype;
@@ -322,9 +318,7 @@ void add_before_casts(Graph& graph, const TaskGraphs& tasks) {
 
 void part_casts(Graph& graph, const TaskGraphs& tasks) {
   if (tasks.replicas.empty()) return;
-  const auto replica = [&](const Op& op) {
-    return replica_of(tasks, tasks.stage_of_scope[static_cast<size_t>(op.scope)]);
-  };
+  const auto replica = [&](const Op& op) { return replica_of(tasks, tasks.stage_of_scope[op.scope]); };
   std::map<TensorId, std::map<size_t, ScopeId>> readers;  // of casts: of each other replica a scope
   for (const Op& op : graph.ops)
     for (const TensorId id : op.inputs) {

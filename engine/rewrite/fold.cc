@@ -19,15 +19,15 @@ struct Folder {
   std::vector<char> removed;
   explicit Folder(Graph& graph) : g(graph), uses(use_counts(graph)), removed(graph.ops.size()) {}
 
-  bool once(TensorId id) const { return id != kNone && uses[static_cast<size_t>(id)] == 1; }
+  bool once(TensorId id) const { return id != kNone && uses[id] == 1; }
   const Op* product(TensorId id) const {
     if (id == kNone || g.tensor(id).producer == kNone) return nullptr;
     const OpId p = g.tensor(id).producer;
     const Op& op = g.op(p);
-    return has_flag(op.code, kProduct) && !removed[static_cast<size_t>(p)] ? &op : nullptr;
+    return has_flag(op.code, kProduct) && !removed[p] ? &op : nullptr;
   }
   OpId number(const Op& op) const { return static_cast<OpId>(&op - g.ops.data()); }
-  void remove(const Op& op) { removed[static_cast<size_t>(number(op))] = 1; }
+  void remove(const Op& op) { removed[number(op)] = 1; }
   TensorId input(const Op& op, size_t i) const { return i < op.inputs.size() ? op.inputs[i] : kNone; }
 };
 
@@ -79,7 +79,7 @@ void fold_bias(Graph& graph, const TaskGraphs& tasks) {
   for (Op& op : graph.ops) {
     if (op.code != OpCode::k_add || asked.split(op)) continue;
     for (const int at : {0, 1}) {
-      const TensorId product = op.inputs[static_cast<size_t>(at)], bias = op.inputs[static_cast<size_t>(1 - at)];
+      const TensorId product = op.inputs[at], bias = op.inputs[1 - at];
       const Op* matmul = f.product(product);
       if (!matmul || !f.once(product) || f.input(*matmul, 2) != kNone) continue;
       const Tensor &y = graph.tensor(product), &b = graph.tensor(bias);
@@ -151,14 +151,14 @@ void fold_whole_products(ShardedGraph& lg) {
   std::vector<char> removed(g.ops.size()), kept(g.tensors.size());
   std::vector<size_t> left;  // readers, while sums disappear
   for (size_t t = 0; t < g.tensors.size(); ++t) left.push_back(readers[t].size());
-  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (const NamedTensor& f : lg.fetches) kept[f.tensor] = 1;
   for (Op& op : g.ops) {
     if (op.code != OpCode::k_add || op.phase != Phase::kForward) continue;
     for (const size_t at : {size_t{0}, size_t{1}}) {
       const TensorId product = op.inputs[at], bias = op.inputs[1 - at];
       const OpId maker = g.tensor(product).producer;
-      if (maker == kNone || removed[static_cast<size_t>(maker)] || !has_flag(g.op(maker).code, kProduct) ||
-          readers[static_cast<size_t>(product)].size() != 1 || kept[static_cast<size_t>(product)])
+      if (maker == kNone || removed[maker] || !has_flag(g.op(maker).code, kProduct) || readers[product].size() != 1 ||
+          kept[product])
         continue;
       const Op& matmul = g.op(maker);
       const Tensor &y = g.tensor(product), &b = g.tensor(bias);
@@ -168,29 +168,26 @@ void fold_whole_products(ShardedGraph& lg) {
           matmul.stage != op.stage || matmul.region != op.region)
         continue;
       const auto partial = [&](TensorId id) {
-        const auto& axes = lg.shardings[static_cast<size_t>(id)].axes;
+        const auto& axes = lg.shardings[id].axes;
         return std::any_of(axes.begin(), axes.end(),
                            [](const AxisSharding& l) { return l.placement == Placement::kPartial; });
       };
-      if (partial(product) || partial(bias) ||
-          !(lg.shardings[static_cast<size_t>(product)] == lg.shardings[static_cast<size_t>(op.outputs[0])]))
-        continue;
+      if (partial(product) || partial(bias) || !(lg.shardings[product] == lg.shardings[op.outputs[0]])) continue;
       // In 16 bits one device reads the bias as it is and rounds the sum alone.
       TensorId as_it_is = bias;
       if (size_of(y.dtype) == 2 && b.producer != kNone) {
         const Op& cast = g.op(b.producer);
         as_it_is = cast.code == OpCode::k_cast ? cast.inputs[0] : kNone;
         if (as_it_is == kNone || g.tensor(as_it_is).dtype != DType::kF32 ||
-            !(lg.shardings[static_cast<size_t>(as_it_is)] == lg.shardings[static_cast<size_t>(bias)]))
+            !(lg.shardings[as_it_is] == lg.shardings[bias]))
           continue;
-        if (--left[static_cast<size_t>(bias)] == 0 && !kept[static_cast<size_t>(bias)])
-          removed[static_cast<size_t>(b.producer)] = 1;
+        if (--left[bias] == 0 && !kept[bias]) removed[b.producer] = 1;
       }
       Op fused = matmul;
       fused.inputs.resize(3, kNone);
       fused.inputs[2] = as_it_is;
       fused.outputs = op.outputs;
-      removed[static_cast<size_t>(maker)] = 1;
+      removed[maker] = 1;
       op = std::move(fused);
       break;
     }

@@ -29,9 +29,9 @@ void widen_in_chains(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const Lists readers = readers_of(g);
   std::vector<char> kept(g.tensors.size());
-  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (const NamedTensor& f : lg.fetches) kept[f.tensor] = 1;
   for (const Variable& v : g.variables)
-    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+    if (v.next != kNone) kept[v.next] = 1;
   std::vector<Op> ops;
   for (size_t i = 0; i < g.ops.size(); ++i) {
     ops.push_back(std::move(g.ops[i]));
@@ -39,12 +39,12 @@ void widen_in_chains(ShardedGraph& lg) {
       continue;
     const Op cast = ops.back();
     const TensorId wide = cast.outputs[0];
-    const auto& read_by = readers[static_cast<size_t>(wide)];
+    const auto& read_by = readers[wide];
     const bool widens = size_of(g.tensor(wide).dtype) > size_of(g.tensor(cast.inputs[0]).dtype);
     const bool chains = std::ranges::all_of(read_by, [&](OpId r) {
       return can_be_step(g, g.op(r)) && g.op(r).phase == cast.phase && g.op(r).region == cast.region;
     });
-    if (!widens || !chains || kept[static_cast<size_t>(wide)]) continue;
+    if (!widens || !chains || kept[wide]) continue;
     std::vector<OpId> others;  // but the first
     for (const OpId r : read_by)
       if (r != read_by[0] && std::ranges::count(others, r) == 0) others.push_back(r);
@@ -69,9 +69,9 @@ class Fuser {
  public:
   explicit Fuser(ShardedGraph& graph)
       : lg_(graph), g_(graph.graph), readers_(readers_of(graph.graph)), kept_(g_.tensors.size()) {
-    for (const NamedTensor& f : lg_.fetches) kept_[static_cast<size_t>(f.tensor)] = 1;
+    for (const NamedTensor& f : lg_.fetches) kept_[f.tensor] = 1;
     for (const Variable& v : g_.variables)
-      if (v.next != kNone) kept_[static_cast<size_t>(v.next)] = 1;
+      if (v.next != kNone) kept_[v.next] = 1;
   }
 
   void run() {
@@ -81,7 +81,7 @@ class Fuser {
     std::vector<char> removed(g_.ops.size());
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       if (groups_[i].ops.size() < 2) continue;
-      for (const OpId op : groups_[i].ops) removed[static_cast<size_t>(op)] = static_cast<size_t>(op) != i;
+      for (const OpId op : groups_[i].ops) removed[op] = static_cast<size_t>(op) != i;
       g_.ops[i] = fused(groups_[i]);
     }
     compact(g_, removed);
@@ -90,19 +90,18 @@ class Fuser {
  private:
   // Partial values pass through linear ops only; a chain does not say that it is linear.
   bool partial(TensorId id) const {
-    const auto& axes = lg_.shardings[static_cast<size_t>(id)].axes;
+    const auto& axes = lg_.shardings[id].axes;
     return std::any_of(axes.begin(), axes.end(),
                        [](const AxisSharding& a) { return a.placement == Placement::kPartial; });
   }
   bool joins(const Op& producer, TensorId between, OpId reader) const {
     const Op& op = g_.op(reader);
     const TensorId result = op.outputs[0];
-    const auto& readers = readers_[static_cast<size_t>(between)];
-    return !kept_[static_cast<size_t>(between)] &&
-           std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
+    const auto& readers = readers_[between];
+    return !kept_[between] && std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
            producer.region == op.region && producer.phase == op.phase && producer.stage == op.stage &&
            !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
-           lg_.shardings[static_cast<size_t>(between)] == lg_.shardings[static_cast<size_t>(result)];
+           lg_.shardings[between] == lg_.shardings[result];
   }
 
   // Takes in the groups of the operands' producers while the limits allow.
@@ -112,10 +111,10 @@ class Fuser {
     std::vector<OpId> taken;
     for (const TensorId id : op.inputs) {
       const OpId p = g_.tensor(id).producer;
-      if (p == kNone || groups_[static_cast<size_t>(p)].ops.empty() || !joins(g_.op(p), id, root)) continue;
+      if (p == kNone || groups_[p].ops.empty() || !joins(g_.op(p), id, root)) continue;
       if (std::find(taken.begin(), taken.end(), p) != taken.end()) continue;
       Group wider = group;
-      const Group& more = groups_[static_cast<size_t>(p)];
+      const Group& more = groups_[p];
       wider.ops.insert(wider.ops.end(), more.ops.begin(), more.ops.end());
       if (wider.ops.size() + 1 > kMostSteps) continue;
       std::vector<OpId> with = taken;
@@ -125,11 +124,11 @@ class Fuser {
       group = std::move(wider);
       taken = std::move(with);
     }
-    for (const OpId p : taken) groups_[static_cast<size_t>(p)].ops.clear();
+    for (const OpId p : taken) groups_[p].ops.clear();
     std::sort(group.ops.begin(), group.ops.end());
     group.inputs = inputs_of(group.ops, root);
     group.ops.push_back(root);
-    groups_[static_cast<size_t>(root)] = std::move(group);
+    groups_[root] = std::move(group);
   }
 
   TensorIds inputs_of(const std::vector<OpId>& ops, OpId root) const {

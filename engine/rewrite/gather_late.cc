@@ -33,7 +33,7 @@ void gather_late(ShardedGraph& lg) {
   std::vector<char> late(g.ops.size());
   const auto made_late = [&](TensorId id) {
     return id == kNone || g.tensor(id).kind == TensorKind::kStep ||
-           (g.tensor(id).producer != kNone && late[static_cast<size_t>(g.tensor(id).producer)]);
+           (g.tensor(id).producer != kNone && late[g.tensor(id).producer]);
   };
   for (size_t i = 0; i < g.ops.size(); ++i) {
     const Op& op = g.ops[i];
@@ -42,9 +42,9 @@ void gather_late(ShardedGraph& lg) {
         gathers_parameter(lg, op) || (!op.inputs.empty() && std::all_of(op.inputs.begin(), op.inputs.end(), made_late));
   }
   std::vector<char> kept(g.tensors.size());  // to the end of the step
-  for (const NamedTensor& f : lg.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+  for (const NamedTensor& f : lg.fetches) kept[f.tensor] = 1;
   for (const Variable& v : g.variables)
-    if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+    if (v.next != kNone) kept[v.next] = 1;
   const std::vector<char> weights = put_off(lg);
   // Readers are moved before what they read: the work for which a copy is wanted is known then.
   std::vector<std::vector<WorkKind>> kinds(g.ops.size());
@@ -52,12 +52,12 @@ void gather_late(ShardedGraph& lg) {
     if (!late[i]) continue;
     for (const TensorId id : g.ops[i].outputs) {
       if (id == kNone) continue;
-      late[i] &= !kept[static_cast<size_t>(id)];
-      for (const OpId r : readers[static_cast<size_t>(id)]) {
+      late[i] &= !kept[id];
+      for (const OpId r : readers[id]) {
         const Op& reader = g.op(r);
-        late[i] &= (late[static_cast<size_t>(r)] || reader.region == Region::kBody) && reader.stage == g.ops[i].stage;
-        const WorkKind kind = work_of(reader, weights[static_cast<size_t>(r)]);
-        for (const WorkKind k : late[static_cast<size_t>(r)] ? kinds[static_cast<size_t>(r)] : std::vector{kind})
+        late[i] &= (late[r] || reader.region == Region::kBody) && reader.stage == g.ops[i].stage;
+        const WorkKind kind = work_of(reader, weights[r]);
+        for (const WorkKind k : late[r] ? kinds[r] : std::vector{kind})
           if (std::find(kinds[i].begin(), kinds[i].end(), k) == kinds[i].end()) kinds[i].push_back(k);
       }
     }
@@ -71,7 +71,7 @@ void gather_late(ShardedGraph& lg) {
         late[i] = 0, changed = true;
       for (const TensorId id : op.inputs)
         if (!late[i] && op.region == Region::kPrologue && id != kNone && g.tensor(id).producer != kNone)
-          if (char& made = late[static_cast<size_t>(g.tensor(id).producer)]; made) made = 0, changed = true;
+          if (char& made = late[g.tensor(id).producer]; made) made = 0, changed = true;
     }
   }
   std::map<std::pair<TensorId, WorkKind>, TensorId> copies;

@@ -38,7 +38,7 @@ bool is_cheap_to_gather(const ShardedGraph& lg, const Op& op, double parts) {
 void gather_for_weights(ShardedGraph& lg) {
   Graph& g = lg.graph;
   const std::vector<char> late = put_off(lg);
-  const auto is_late = [&](OpId i) { return late[static_cast<size_t>(i)] != 0; };
+  const auto is_late = [&](OpId i) { return late[i] != 0; };
   const auto of_values = [&](const Op& op) {
     if (op.code != OpCode::k_all_gather || op.phase != Phase::kBackward || op.inputs.size() != 1) return false;
     const auto n = static_cast<double>(lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage));

@@ -47,7 +47,7 @@ Moves::Moves(ShardedGraph& graph)
     if (view) continue;
     for (const TensorId id : g_.ops[i].inputs) {
       if (id == kNone) continue;
-      std::vector<Use>& uses = uses_[static_cast<size_t>(view_root(g_, id))];
+      std::vector<Use>& uses = uses_[view_root(g_, id)];
       const bool known = std::any_of(uses.begin(), uses.end(), [&](const Use& u) { return u.op == i && u.id == id; });
       if (!known) uses.push_back({i, id});
     }
@@ -58,7 +58,7 @@ Moves::Segment Moves::segment_of(size_t number, TensorId read) const {
   const Op& op = g_.ops[number];
   // The sending half of a transfer stands with what makes its operand.
   const int32_t stage = op.code == OpCode::k_transfer && read != kNone ? lg_.stage(read) : op.stage;
-  const int32_t mesh = lg_.tasks.mesh_of_stage[static_cast<size_t>(stage)];
+  const int32_t mesh = lg_.tasks.mesh_of_stage[stage];
   if (!timed_) return {0, mesh, 0, op.phase};
   if (!pipelined_ || op.region != Region::kBody) return {static_cast<int>(op.region), mesh, 0, op.phase};
   return {static_cast<int>(Region::kBody), stage, 1 + static_cast<int>(work_of(op, later_[number])), op.phase};
@@ -67,7 +67,7 @@ Moves::Segment Moves::segment_of(size_t number, TensorId read) const {
 size_t Moves::ops_between(size_t from, size_t to) const {
   size_t n = 0;
   if (from >= to) return n;
-  const auto mesh = [&](size_t i) { return lg_.tasks.mesh_of_stage[static_cast<size_t>(g_.ops[i].stage)]; };
+  const auto mesh = [&](size_t i) { return lg_.tasks.mesh_of_stage[g_.ops[i].stage]; };
   for (size_t i = from; i < to; ++i) n += !is_view(g_.ops[i].code) && mesh(i) == mesh(from);
   return n;
 }

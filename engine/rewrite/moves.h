@@ -23,7 +23,7 @@ class Moves {
   using Segment = std::tuple<int, int32_t, int, Phase>;
   Segment segment_of(size_t op, TensorId read = kNone) const;
   // In order; through views, which do not count. Storage root of every tensor: see view_root.
-  const std::vector<Use>& uses_of(TensorId root) const { return uses_[static_cast<size_t>(root)]; }
+  const std::vector<Use>& uses_of(TensorId root) const { return uses_[root]; }
   // Ops (no views) of the op's mesh in [from, to).
   size_t ops_between(size_t from, size_t to) const;
 

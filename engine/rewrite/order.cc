@@ -31,17 +31,16 @@ struct Order {
   Lists overwritten() const {
     std::vector<TensorId> variable_of(g.tensors.size(), kNone);  // of which the tensor is the next value
     for (const Variable& v : g.variables)
-      if (v.next != kNone) variable_of[static_cast<size_t>(v.next)] = v.tensor;
+      if (v.next != kNone) variable_of[v.next] = v.tensor;
     std::vector<Lists::Entry> entries;
     for (size_t i = 0; i < g.ops.size(); ++i) {
       const Op& op = g.ops[i];
       if (is_view(op.code)) continue;  // shares storage, writes nothing
       for (const Alias& alias : aliases_of(g, op))
-        if (const TensorId x = op.inputs[static_cast<size_t>(alias.input)]; alias.must && x != kNone)
-          entries.emplace_back(static_cast<OpId>(i), root[static_cast<size_t>(x)]);
+        if (const TensorId x = op.inputs[alias.input]; alias.must && x != kNone)
+          entries.emplace_back(static_cast<OpId>(i), root[x]);
       for (const TensorId y : op.outputs)
-        if (y != kNone && variable_of[static_cast<size_t>(y)] != kNone)
-          entries.emplace_back(static_cast<OpId>(i), variable_of[static_cast<size_t>(y)]);
+        if (y != kNone && variable_of[y] != kNone) entries.emplace_back(static_cast<OpId>(i), variable_of[y]);
     }
     return {g.ops.size(), entries};
   }
@@ -68,7 +67,7 @@ struct Order {
         const OpId i = todo.back();
         todo.pop_back();
         if (i == to) return true;
-        for (const OpId j : data[static_cast<size_t>(i)])
+        for (const OpId j : data[i])
           if (j <= to && seen.insert(j).second) todo.push_back(j);
       }
       return false;
@@ -82,7 +81,7 @@ struct Order {
       for (const OpId c : checks)
         if (updates && c != w && (c < w || !reaches(w, c))) out.emplace_back(c, w);
       for (const TensorId storage : written)
-        for (const OpId r : readers[static_cast<size_t>(storage)])
+        for (const OpId r : readers[storage])
           if (r != w && (r < w || !reaches(w, r))) out.emplace_back(r, w);
     }
     out.reserve(out.size() + data.entries());
@@ -116,7 +115,7 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
   const Graph& g = o.g;
   const size_t n = g.ops.size();
   std::vector<Place> place(n);
-  const auto place_of = [&](OpId op) -> Place& { return place[static_cast<size_t>(op)]; };
+  const auto place_of = [&](OpId op) -> Place& { return place[op]; };
   const auto maker = [&](TensorId id) { return id == kNone ? kNone : g.tensor(id).producer; };
   // A sum is added to as soon as its summand is there, so that no micro-batch's gradients lie beside their sums.
   for (size_t i = 0; i < n; ++i) {
@@ -129,7 +128,7 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
   std::vector<char> source(n), alone(n);
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    const auto from = [&](TensorId id) { return maker(id) == kNone || alone[static_cast<size_t>(maker(id))]; };
+    const auto from = [&](TensorId id) { return maker(id) == kNone || alone[maker(id)]; };
     const auto input = [&](TensorId id) { return id != kNone && g.tensor(id).kind == TensorKind::kInput; };
     source[i] = !has_flag(op.code, kCollective) && o.overwrites[i].empty() && std::ranges::all_of(op.inputs, from);
     alone[i] = source[i] && std::ranges::none_of(op.inputs, input);
@@ -142,8 +141,7 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
   const auto made_at = [&](const TensorIds& ids) {
     Place last;
     for (const TensorId id : ids)
-      if (const OpId made = maker(id); made != kNone && !source[static_cast<size_t>(made)])
-        last = std::max(last, place_of(made));
+      if (const OpId made = maker(id); made != kNone && !source[made]) last = std::max(last, place_of(made));
     return last;
   };
   // A backward op all of whose operands the forward pass left: gathered again, or for a weight's gradient alone.
@@ -190,7 +188,7 @@ std::vector<Place> places(const Order& o, int64_t prefetch) {
       if (const OpId made = maker(id); made != kNone && has_flag(g.op(made).code, kCollective))
         when = std::max(when, std::ranges::upper_bound(launches, place_of(made))->then(kFollows, number));
     for (const TensorId storage : o.overwrites[i])
-      for (const OpId r : o.readers[static_cast<size_t>(storage)])
+      for (const OpId r : o.readers[storage])
         if (r != number && g.op(r).phase != Phase::kUpdate) when = std::max(when, place_of(r).then(kFollows, number));
     place[i] = when;
   }
@@ -228,8 +226,7 @@ Lists storage_readers(const Graph& g, const std::vector<TensorId>& root) {
   entries.reserve(3 * g.ops.size());
   for (size_t i = 0; i < g.ops.size(); ++i)
     for (const TensorId id : g.ops[i].inputs)
-      if (id != kNone && !is_view(g.ops[i].code))
-        entries.emplace_back(root[static_cast<size_t>(id)], static_cast<OpId>(i));
+      if (id != kNone && !is_view(g.ops[i].code)) entries.emplace_back(root[id], static_cast<OpId>(i));
   return {g.tensors.size(), entries};
 }
 
@@ -242,7 +239,7 @@ void order_ops(ShardedGraph& lg, int64_t prefetch) {
   const size_t n = lg.graph.ops.size();
   std::vector<int> waiting(n);
   for (size_t i = 0; i < n; ++i)
-    for (const OpId j : edges[i]) ++waiting[static_cast<size_t>(j)];
+    for (const OpId j : edges[i]) ++waiting[j];
   using Item = std::pair<Place, OpId>;
   std::priority_queue<Item, std::vector<Item>, std::greater<>> ready;
   for (size_t i = 0; i < n; ++i)
@@ -253,8 +250,8 @@ void order_ops(ShardedGraph& lg, int64_t prefetch) {
     const OpId i = ready.top().second;
     ready.pop();
     order.push_back(i);
-    for (const OpId j : edges[static_cast<size_t>(i)])
-      if (--waiting[static_cast<size_t>(j)] == 0) ready.emplace(place[static_cast<size_t>(j)], j);
+    for (const OpId j : edges[i])
+      if (--waiting[j] == 0) ready.emplace(place[j], j);
   }
   WHALE_CHECK(order.size() == n, "ordering: readers and writers wait for each other");
   apply_order(lg.graph, order);
@@ -269,16 +266,16 @@ void shorten_lives(ShardedGraph& lg) {
   std::vector<OpId> order(n), position(n);
   for (size_t i = 0; i < n; ++i) order[i] = position[i] = static_cast<OpId>(i);
   std::vector<char> pinned(g.tensors.size());  // alive to the end, or storage of its own
-  for (const NamedTensor& f : lg.fetches) pinned[static_cast<size_t>(o.root[static_cast<size_t>(f.tensor)])] = 1;
+  for (const NamedTensor& f : lg.fetches) pinned[o.root[f.tensor]] = 1;
   for (const Variable& v : g.variables)
-    if (v.next != kNone) pinned[static_cast<size_t>(o.root[static_cast<size_t>(v.next)])] = 1;
+    if (v.next != kNone) pinned[o.root[v.next]] = 1;
   std::vector<int64_t> bytes(g.tensors.size());  // that count
   for (size_t t = 0; t < bytes.size(); ++t)
     if (g.tensors[t].kind == TensorKind::kValue && !pinned[t])
       bytes[t] = static_cast<int64_t>(local_bytes(lg, static_cast<TensorId>(t)));
   // Gradients of parameters are used up by what follows them: they do not last.
   const auto passing = [&](TensorId y) {
-    const auto& r = o.readers[static_cast<size_t>(y)];
+    const auto& r = o.readers[y];
     return !r.empty() && std::all_of(r.begin(), r.end(), [&](OpId k) {
       return g.op(k).phase == Phase::kUpdate || has_flag(g.op(k).code, kCollective);
     });
@@ -287,23 +284,21 @@ void shorten_lives(ShardedGraph& lg) {
   for (size_t i = 0; i < n; ++i)
     for (const TensorId y : g.ops[i].outputs) {
       if (y == kNone) continue;
-      made[i] += bytes[static_cast<size_t>(y)];
-      if (!passing(y)) lasting[i] += bytes[static_cast<size_t>(y)];
+      made[i] += bytes[y];
+      if (!passing(y)) lasting[i] += bytes[y];
     }
   // Bytes that die when `i` runs while `later` is still to come; both stand at position p or p + 1.
   const auto freed = [&](OpId i, OpId later, size_t p) {
     int64_t sum = 0;
     const auto& inputs = g.op(i).inputs;
-    const auto root_of = [&](TensorId id) { return id == kNone ? kNone : o.root[static_cast<size_t>(id)]; };
+    const auto root_of = [&](TensorId id) { return id == kNone ? kNone : o.root[id]; };
     for (auto id = inputs.begin(); id != inputs.end(); ++id) {
       const TensorId storage = root_of(*id);
-      if (storage == kNone || bytes[static_cast<size_t>(storage)] == 0) continue;
+      if (storage == kNone || bytes[storage] == 0) continue;
       if (std::any_of(inputs.begin(), id, [&](TensorId other) { return root_of(other) == storage; })) continue;
-      const auto r = o.readers[static_cast<size_t>(storage)];
-      const auto past = [&](OpId k) {
-        return k == i || (k != later && static_cast<size_t>(position[static_cast<size_t>(k)]) < p);
-      };
-      if (std::all_of(r.begin(), r.end(), past)) sum += bytes[static_cast<size_t>(storage)];
+      const auto r = o.readers[storage];
+      const auto past = [&](OpId k) { return k == i || (k != later && static_cast<size_t>(position[k]) < p); };
+      if (std::all_of(r.begin(), r.end(), past)) sum += bytes[storage];
     }
     return sum;
   };

@@ -33,14 +33,14 @@ std::vector<double> bytes_held(const ShardedGraph& lg, const Lists& readers, con
   const int32_t stage = g.op(gathers[0].op).stage;
   std::vector<OpId> at(g.ops.size());
   std::iota(at.begin(), at.end(), 0);
-  for (const Gather& gather : gathers) at[static_cast<size_t>(gather.op)] = gather.reader;
+  for (const Gather& gather : gathers) at[gather.op] = gather.reader;
   std::vector<double> held(g.ops.size() + 1);
   for (size_t i = 0; i < g.ops.size(); ++i) {
     if (g.ops[i].stage != stage || is_view(g.ops[i].code) || !overwrites[i].empty()) continue;
     for (const TensorId y : g.ops[i].outputs) {
       if (y == kNone) continue;
-      const auto r = readers[static_cast<size_t>(y)];
-      held[static_cast<size_t>(at[i])] += local_bytes(lg, y);
+      const auto r = readers[y];
+      held[at[i]] += local_bytes(lg, y);
       held[static_cast<size_t>(r.empty() ? at[i] : std::max(at[i], r.back())) + 1] -= local_bytes(lg, y);
     }
   }

@@ -27,29 +27,28 @@ struct Recomputer {
         direct(readers_of(g)),
         again(g.tensors.size()),
         activation(g.tensors.size()) {
-    for (const TensorId id : g.inputs) activation[static_cast<size_t>(id)] = 1;
+    for (const TensorId id : g.inputs) activation[id] = 1;
     for (size_t i = 0; i < g.ops.size(); ++i) {
       bool of_input = false;
-      for (const TensorId id : g.ops[i].inputs) of_input |= id != kNone && activation[static_cast<size_t>(id)] != 0;
+      for (const TensorId id : g.ops[i].inputs) of_input |= id != kNone && activation[id] != 0;
       for (const TensorId id : g.ops[i].outputs)
-        if (id != kNone) activation[static_cast<size_t>(id)] = of_input;
+        if (id != kNone) activation[id] = of_input;
     }
   }
 
   bool read_backward(TensorId id) const {
-    const auto& r = readers[static_cast<size_t>(id)];
+    const auto& r = readers[id];
     return std::any_of(r.begin(), r.end(), [&](OpId i) { return g.op(i).phase == Phase::kBackward; });
   }
   // There in the backward pass anyway.
   bool stays(TensorId id) const {
     const TensorId root = view_root(g, id);
-    return g.tensor(root).kind != TensorKind::kValue || (read_backward(root) && !again[static_cast<size_t>(root)]);
+    return g.tensor(root).kind != TensorKind::kValue || (read_backward(root) && !again[root]);
   }
   // An activation that members of a group hold parts of, put together for a product.
   bool gathers(const Op& op) const {
     if (op.code != OpCode::k_all_gather || op.phase != Phase::kForward || op.region != Region::kBody ||
-        op.inputs.size() != 1 || again[static_cast<size_t>(view_root(g, op.inputs[0]))] ||
-        !activation[static_cast<size_t>(op.inputs[0])])
+        op.inputs.size() != 1 || again[view_root(g, op.inputs[0])] || !activation[op.inputs[0]])
       return false;
     const auto n = static_cast<double>(lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage));
     const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
@@ -62,7 +61,7 @@ struct Recomputer {
     const bool cast_of_variable = op.code == OpCode::k_cast && g.tensor(op.inputs[0]).kind == TensorKind::kVariable;
     if (casts_only && !cast_of_variable) return false;
     for (const TensorId id : op.outputs)
-      for (const AxisSharding& a : lg.shardings[static_cast<size_t>(id)].axes)
+      for (const AxisSharding& a : lg.shardings[id].axes)
         if (a.placement == Placement::kPartial) return false;
     const Tensor& y = g.tensor(op.outputs[0]);
     return bytes_of(y) >= lg.tasks.cost.cached_bytes && lg.tasks.cost.held_seconds(static_cast<double>(bytes_of(y))) >=
@@ -79,12 +78,12 @@ void recompute_cheap(ShardedGraph& lg, const std::vector<char>& stages, const st
   const size_t n = g.ops.size();
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    const bool gather = gathering[static_cast<size_t>(op.stage)] && r.gathers(op);
-    if (!gather && !r.cheap(op, !stages[static_cast<size_t>(op.stage)])) continue;
+    const bool gather = gathering[op.stage] && r.gathers(op);
+    if (!gather && !r.cheap(op, !stages[op.stage])) continue;
     const TensorId y = op.outputs[0];
     std::vector<OpId> backward;  // direct readers only: a view of it keeps it
     bool forward = false, viewed = false;
-    for (const OpId k : r.direct[static_cast<size_t>(y)]) {
+    for (const OpId k : r.direct[y]) {
       const Op& reader = g.op(k);
       viewed |= is_view(reader.code) || reader.stage != op.stage;  // another stage goes back at another time
       forward |= reader.phase == Phase::kForward;
@@ -101,7 +100,7 @@ void recompute_cheap(ShardedGraph& lg, const std::vector<char>& stages, const st
     for (const OpId reader : backward)
       for (TensorId& id : g.op(reader).inputs)
         if (id == y) id = copy.outputs[0];
-    r.again[static_cast<size_t>(y)] = 1;
+    r.again[y] = 1;
     before[backward.front()].push_back(std::move(copy));
   }
   if (before.empty()) return;

@@ -30,10 +30,10 @@ std::string stem_of(const std::string& name) {
 // The outermost name scopes that have siblings of the same stem.
 std::vector<ScopeId> block_scopes(const Graph& g) {
   std::map<std::pair<ScopeId, std::string>, std::set<std::string>> siblings;
-  const auto named = [&](ScopeId s) { return g.scopes[static_cast<size_t>(s)].kind == ScopeKind::kName; };
+  const auto named = [&](ScopeId s) { return g.scopes[s].kind == ScopeKind::kName; };
   // Placements between a block and its siblings' common parent do not count.
   const auto parent_name = [&](ScopeId s) {
-    do s = g.scopes[static_cast<size_t>(s)].parent;
+    do s = g.scopes[s].parent;
     while (s != kNone && s != 0 && !named(s));
     return s;
   };
@@ -41,19 +41,18 @@ std::vector<ScopeId> block_scopes(const Graph& g) {
   std::vector<ScopeId> out(g.scopes.size(), kNone);
   const auto group = [&](ScopeId s) {
     const ScopeId p = parent_name(s);
-    return std::pair(p == kNone ? 0 : p, stem_of(g.scopes[static_cast<size_t>(s)].name));
+    return std::pair(p == kNone ? 0 : p, stem_of(g.scopes[s].name));
   };
   for (ScopeId s = 0; s < static_cast<ScopeId>(g.scopes.size()); ++s)
-    if (named(s) && !stem_of(g.scopes[static_cast<size_t>(s)].name).empty())
-      siblings[group(s)].insert(g.scopes[static_cast<size_t>(s)].name);
+    if (named(s) && !stem_of(g.scopes[s].name).empty()) siblings[group(s)].insert(g.scopes[s].name);
   std::map<std::pair<ScopeId, std::string>, ScopeId> first;  // one scope of the same parent and name stands for all
   for (ScopeId s = 1; s < static_cast<ScopeId>(g.scopes.size()); ++s) {
-    const ScopeId parent = g.scopes[static_cast<size_t>(s)].parent;
-    if (parent != kNone && out[static_cast<size_t>(parent)] != kNone) {
-      out[static_cast<size_t>(s)] = out[static_cast<size_t>(parent)];
+    const ScopeId parent = g.scopes[s].parent;
+    if (parent != kNone && out[parent] != kNone) {
+      out[s] = out[parent];
     } else if (named(s) && siblings.contains(group(s)) && siblings[group(s)].size() > 1) {
-      const auto key = std::pair(group(s).first, g.scopes[static_cast<size_t>(s)].name);
-      out[static_cast<size_t>(s)] = first.try_emplace(key, s).first->second;
+      const auto key = std::pair(group(s).first, g.scopes[s].name);
+      out[s] = first.try_emplace(key, s).first->second;
     }
   }
   return out;
@@ -116,7 +115,7 @@ class Blocks {
   Blocks(ShardedGraph& graph, const std::vector<char>& stages) : lg_(graph), g_(graph.graph), block_(named_blocks(g_)) {
     if (std::all_of(block_.begin(), block_.end(), [](int32_t b) { return b == kNoBlock; })) block_ = runs_of_ops(g_);
     for (size_t i = 0; i < block_.size(); ++i)
-      if (!stages[static_cast<size_t>(g_.ops[i].stage)]) block_[i] = kNoBlock;
+      if (!stages[g_.ops[i].stage]) block_[i] = kNoBlock;
     find_kept();
   }
 
@@ -130,7 +129,7 @@ class Blocks {
       for (size_t k = 0; k < g_.ops[i].inputs.size(); ++k) {
         const TensorId id = g_.ops[i].inputs[k];
         if (id == kNone || kept(id)) continue;
-        const int32_t block = block_[static_cast<size_t>(g_.tensor(view_root(g_, id)).producer)];
+        const int32_t block = block_[g_.tensor(view_root(g_, id)).producer];
         const size_t at = first.try_emplace(block, i).first->second;
         const TensorId copy = again(id, before[at], block);
         g_.ops[i].inputs[k] = copy;
@@ -158,9 +157,7 @@ class Blocks {
     const auto root = [&](TensorId id) { return static_cast<size_t>(view_root(g_, id)); };
     for (size_t t = 0; t < g_.tensors.size(); ++t) {
       const OpId p = g_.tensors[t].producer;
-      if (p == kNone || block_[static_cast<size_t>(p)] == kNoBlock ||
-          (reshards(g_.op(p)) && !exchanged_again(g_.op(p))))
-        kept_[t] = 1;
+      if (p == kNone || block_[p] == kNoBlock || (reshards(g_.op(p)) && !exchanged_again(g_.op(p)))) kept_[t] = 1;
     }
     for (const NamedTensor& f : lg_.fetches) kept_[root(f.tensor)] = 1;
     for (const Variable& v : g_.variables)
@@ -173,12 +170,12 @@ class Blocks {
         const size_t r = root(id);
         // Another stage of these devices goes back before this one makes anything again.
         if (op.phase == Phase::kBackward && op.stage == lg_.stages[r]) continue;
-        if (kept_[r] || block_[static_cast<size_t>(g_.tensors[r].producer)] == block_[i]) continue;
+        if (kept_[r] || block_[g_.tensors[r].producer] == block_[i]) continue;
         kept_[r] = 1;
       }
     }
   }
-  bool kept(TensorId id) const { return kept_[static_cast<size_t>(view_root(g_, id))] != 0; }
+  bool kept(TensorId id) const { return kept_[view_root(g_, id)] != 0; }
 
   // Where memory is dear enough, what goes to experts on other devices and back does so again in the backward pass:
   // kept, it is most of what a block of experts holds. All devices of the group run the same block.

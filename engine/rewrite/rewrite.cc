@@ -12,7 +12,7 @@ Lists::Lists(size_t keys, const std::vector<Entry>& entries) : numbers_(entries.
   for (const auto& [key, number] : entries) ++begin_[static_cast<size_t>(key) + 1];
   for (size_t k = 1; k <= keys; ++k) begin_[k] += begin_[k - 1];
   std::vector<size_t> end(begin_.begin(), begin_.end() - 1);  // of what is there
-  for (const auto& [key, number] : entries) numbers_[end[static_cast<size_t>(key)]++] = number;
+  for (const auto& [key, number] : entries) numbers_[end[key]++] = number;
 }
 
 Lists readers_of(const Graph& graph) {
@@ -41,7 +41,7 @@ std::vector<OpId> makers_of(const Graph& graph, const std::vector<char>& removed
   std::vector<OpId> maker(graph.tensors.size(), kNone);
   for (size_t i = 0; i < graph.ops.size(); ++i)
     for (const TensorId id : graph.ops[i].outputs)
-      if (id != kNone && (removed.empty() || !removed[i])) maker[static_cast<size_t>(id)] = static_cast<OpId>(i);
+      if (id != kNone && (removed.empty() || !removed[i])) maker[id] = static_cast<OpId>(i);
   return maker;
 }
 
@@ -49,7 +49,7 @@ std::vector<OpId> makers_of(const Graph& graph, const std::vector<char>& removed
 std::vector<OpId> runnable_order(const Graph& graph, const std::vector<char>& removed) {
   const size_t n = graph.ops.size();
   const std::vector<OpId> maker = makers_of(graph, removed);
-  const auto made_by = [&](TensorId id) { return id == kNone ? kNone : maker[static_cast<size_t>(id)]; };
+  const auto made_by = [&](TensorId id) { return id == kNone ? kNone : maker[id]; };
   std::vector<OpId> staying, order;
   for (size_t i = 0; i < n; ++i)
     if (removed.empty() || !removed[i]) staying.push_back(static_cast<OpId>(i));
@@ -63,17 +63,16 @@ std::vector<OpId> runnable_order(const Graph& graph, const std::vector<char>& re
   std::priority_queue<OpId, std::vector<OpId>, std::greater<>> ready;
   for (const OpId i : staying) {
     for (const TensorId id : graph.op(i).inputs)
-      if (const OpId made = made_by(id); made != kNone)
-        ++waiting[static_cast<size_t>(i)], entries.emplace_back(made, i);
-    if (waiting[static_cast<size_t>(i)] == 0) ready.push(i);
+      if (const OpId made = made_by(id); made != kNone) ++waiting[i], entries.emplace_back(made, i);
+    if (waiting[i] == 0) ready.push(i);
   }
   const Lists after(n, entries);
   while (!ready.empty()) {
     const OpId i = ready.top();
     ready.pop();
     order.push_back(i);
-    for (const OpId j : after[static_cast<size_t>(i)])
-      if (--waiting[static_cast<size_t>(j)] == 0) ready.push(j);
+    for (const OpId j : after[i])
+      if (--waiting[j] == 0) ready.push(j);
   }
   WHALE_CHECK(order.size() == staying.size(), "a rewrite made a cycle");
   return order;
@@ -98,13 +97,12 @@ void compact(Graph& graph, const std::vector<char>& removed) {
   const size_t n = graph.ops.size();
   const std::vector<OpId> order = runnable_order(graph, removed);
   std::vector<OpId> number(n, kNone);
-  for (size_t i = 0; i < order.size(); ++i) number[static_cast<size_t>(order[i])] = static_cast<OpId>(i);
+  for (size_t i = 0; i < order.size(); ++i) number[order[i]] = static_cast<OpId>(i);
   take_in_order(graph, order);
   for (Tensor& t : graph.tensors) t.producer = kNone;  // what only a removed op made has none
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     Op& op = graph.ops[i];
-    if (op.origin != kNone)
-      op.origin = static_cast<size_t>(op.origin) < n ? number[static_cast<size_t>(op.origin)] : kNone;
+    if (op.origin != kNone) op.origin = static_cast<size_t>(op.origin) < n ? number[op.origin] : kNone;
     for (size_t k = 0; k < op.outputs.size(); ++k) {
       if (op.outputs[k] == kNone) continue;
       Tensor& t = graph.tensor(op.outputs[k]);

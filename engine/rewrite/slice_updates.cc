@@ -91,9 +91,7 @@ class Slicer {
     }
     if (sums != 1) return false;
     for (const TensorId y : op.outputs)
-      if (y == kNone || next_[static_cast<size_t>(y)].empty() || fetched_.contains(y) ||
-          !readers_[static_cast<size_t>(y)].empty())
-        return false;
+      if (y == kNone || next_[y].empty() || fetched_.contains(y) || !readers_[y].empty()) return false;
     for (const Factor& f : factors_.of(g_, op).list)
       if (f.kind == FactorKind::kMap && fits(op, f, a, c)) return true;
     return false;
@@ -101,7 +99,7 @@ class Slicer {
 
   // 1: `reader` alone reads the tensor.
   size_t alone(TensorId id, OpId reader) const {
-    const auto& r = readers_[static_cast<size_t>(id)];
+    const auto& r = readers_[id];
     return fetched_.contains(id) || r.size() != 1 || r[0] != reader ? 0 : 1;
   }
 
@@ -188,7 +186,7 @@ class Slicer {
     for (const TensorId y : TensorIds(g_.op(c.update).outputs)) {
       lg_.at(y, c.axis) = cut;
       const TensorId whole = reshard(OpCode::k_all_gather, y, ".gathered", c, {}, {"cuts"});
-      for (const int32_t v : next_[static_cast<size_t>(y)]) g_.variables[static_cast<size_t>(v)].next = whole;
+      for (const int32_t v : next_[y]) g_.variables[v].next = whole;
     }
   }
 
@@ -213,7 +211,7 @@ void view_slices(ShardedGraph& lg) {
   for (Op& op : g.ops) {
     if (op.code != OpCode::k_local_slice || g.tensor(op.inputs[0]).kind != TensorKind::kVariable) continue;
     const auto along = static_cast<size_t>(attr_int(op.attrs, "group")) + 1;
-    const auto& r = readers[static_cast<size_t>(op.outputs[0])];
+    const auto& r = readers[op.outputs[0]];
     if (in_place(lg.at(op.outputs[0], along).sub_axis) && !r.empty() &&
         std::all_of(r.begin(), r.end(), [&](OpId i) { return has_flag(g.op(i).code, kUpdateOp); }))
       op.code = OpCode::k_part_view;

@@ -42,7 +42,7 @@ class Streamer {
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const std::optional<Ring> ring = ring_of(g_.ops[i]);
       if (!ring) continue;
-      for (const Scatter& s : ring->scatters) dropped[static_cast<size_t>(s.reshard)] = 1;
+      for (const Scatter& s : ring->scatters) dropped[s.reshard] = 1;
       rings.emplace(i, *ring);
     }
     if (rings.empty()) return;
@@ -124,7 +124,7 @@ class Streamer {
       const TensorId id = op.outputs[o];
       if (id == kNone && ring.factor.merge != OpCode{}) return false;
       if (id == kNone || !ring.factor.outputs[o].present()) continue;
-      const auto& r = readers_[static_cast<size_t>(id)];
+      const auto& r = readers_[id];
       const auto fetched = [&](const NamedTensor& f) { return f.tensor == id; };
       if (r.size() != 1 || std::any_of(lg_.fetches.begin(), lg_.fetches.end(), fetched)) return false;
       const Op& reshard = g_.op(r[0]);
@@ -152,7 +152,7 @@ class Streamer {
   std::optional<std::vector<OpId>> sums_behind(TensorId id) const {
     std::vector<OpId> out;
     while (in_parts(id)) {
-      const auto& r = readers_[static_cast<size_t>(id)];
+      const auto& r = readers_[id];
       if (r.size() != 1) return {};
       const Op& reshard = g_.op(r[0]);
       if (reshard.code != OpCode::k_all_reduce && reshard.code != OpCode::k_reduce_scatter) return {};
@@ -294,20 +294,20 @@ class Streamer {
     }
     for (const Scatter& s : ring.scatters) {
       widen(s, g_.tensor(sums[s.result]).dtype, old);
-      end(op, ring, s.result, sums[s.result], old[static_cast<size_t>(s.reshard)]);
+      end(op, ring, s.result, sums[s.result], old[s.reshard]);
     }
   }
 
   // What is still to be added up along other axes is rounded afterwards.
   void widen(const Scatter& scatter, DType dtype, std::vector<Op>& old) {
     if (scatter.behind.empty()) return;
-    TensorId id = old[static_cast<size_t>(scatter.reshard)].outputs[0];
+    TensorId id = old[scatter.reshard].outputs[0];
     if (g_.tensor(id).dtype == dtype) return;
     for (const OpId i : scatter.behind) {
       g_.tensor(id).dtype = dtype;
-      id = old[static_cast<size_t>(i)].outputs[0];
+      id = old[i].outputs[0];
     }
-    Op& last = old[static_cast<size_t>(scatter.behind.back())];
+    Op& last = old[scatter.behind.back()];
     last.outputs[0] = like(id, ".wide", dtype);
     casts_[scatter.behind.back()] = cast_of(last, last.outputs[0], id);
   }
@@ -339,9 +339,9 @@ class Streamer {
   void drop_unread_gathers() {
     const auto readers = readers_of(g_);
     std::vector<char> kept(g_.tensors.size());
-    for (const NamedTensor& f : lg_.fetches) kept[static_cast<size_t>(f.tensor)] = 1;
+    for (const NamedTensor& f : lg_.fetches) kept[f.tensor] = 1;
     for (const Variable& v : g_.variables)
-      if (v.next != kNone) kept[static_cast<size_t>(v.next)] = 1;
+      if (v.next != kNone) kept[v.next] = 1;
     std::vector<char> removed(g_.ops.size());
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const auto y = static_cast<size_t>(g_.ops[i].outputs.empty() ? 0 : g_.ops[i].outputs[0]);

@@ -17,7 +17,7 @@ class Beginners {
     for (auto& begun : begun_) begun.store(false, std::memory_order_relaxed);
   }
   void add(int rank) {
-    if (!begun_[static_cast<size_t>(rank)].exchange(true, std::memory_order_relaxed)) count_.advance(1);
+    if (!begun_[rank].exchange(true, std::memory_order_relaxed)) count_.advance(1);
   }
   // Until all others have; false: aborted.
   bool wait(Lookout* lookout) { return count_.wait(static_cast<uint32_t>(begun_.size() - 1), lookout); }

@@ -10,7 +10,7 @@
 namespace whale {
 
 BufferId root_of(const Program& program, BufferId id) {
-  while (program.buffers[static_cast<size_t>(id)].alias != kNone) id = program.buffers[static_cast<size_t>(id)].alias;
+  while (program.buffers[id].alias != kNone) id = program.buffers[id].alias;
   return id;
 }
 
@@ -40,8 +40,7 @@ class Binder {
     bind_segments();
     for (size_t s = 0; s < kQueues; ++s) set_scratch(static_cast<Queue>(s));
     for (const int32_t segment : bound_->rows)
-      for (size_t s = 0; s < kQueues; ++s)
-        bound_->runs[s] += bound_->segments[static_cast<size_t>(segment)].queues[s].size();
+      for (size_t s = 0; s < kQueues; ++s) bound_->runs[s] += bound_->segments[segment].queues[s].size();
     count_votes();
     count_bytes();
     return std::move(bound_);
@@ -101,7 +100,7 @@ class Binder {
     const Buffer& root = buffer(root_of(program_, id));
     Operand operand{address(id), view.dtype, view.dims, false, nullptr};
     if (root.kind == BufferKind::kVariable) {
-      operand.constant = !written[static_cast<size_t>(root.ref)];
+      operand.constant = !written[root.ref];
       operand.version = memory_.version(static_cast<size_t>(root.ref));
     }
     return operand;
@@ -137,7 +136,7 @@ class Binder {
     for (const Instruction& instruction : segment.instructions)
       for (const BufferId id : instruction.out)
         if (id != kNone && buffer(root_of(program_, id)).kind == BufferKind::kVariable)
-          written[static_cast<size_t>(buffer(root_of(program_, id)).ref)] = true;
+          written[buffer(root_of(program_, id)).ref] = true;
     std::array<size_t, kQueues> counts{};
     for (const Instruction& instruction : segment.instructions) ++counts[static_cast<size_t>(instruction.queue)];
     for (size_t queue = 0; queue < kQueues; ++queue) bound.queues[queue].reserve(counts[queue]);
@@ -164,10 +163,8 @@ class Binder {
   std::string scope_of(const Instruction& instruction) const {
     std::string path;
     const auto& scopes = machine_.plan().scopes;
-    for (ScopeId id = instruction.scope; id > 0 && static_cast<size_t>(id) < scopes.size();
-         id = scopes[static_cast<size_t>(id)].parent)
-      if (const std::string& name = scopes[static_cast<size_t>(id)].name; !name.empty())
-        path = path.empty() ? name : name + "/" + path;
+    for (ScopeId id = instruction.scope; id > 0 && static_cast<size_t>(id) < scopes.size(); id = scopes[id].parent)
+      if (const std::string& name = scopes[id].name; !name.empty()) path = path.empty() ? name : name + "/" + path;
     return path;
   }
 
@@ -206,7 +203,7 @@ class Binder {
     spec.key = kernel.key;
     samples_of(instruction);
     spec.step = memory_.step_parameters();
-    spec.row = &bound_->contexts[static_cast<size_t>(instruction.queue)][static_cast<size_t>(kernel.samples)];
+    spec.row = &bound_->contexts[static_cast<size_t>(instruction.queue)][kernel.samples];
     bound.kernel = kernel_of(instruction, spec);
     if (attr_int(kernel.attrs, kIndexLimit) > 0) bind_index_check(spec, bound);
     if (has_flag(kernel.op, kSkipsUpdates)) bound.data = address(instruction.out.at(0));
@@ -266,7 +263,7 @@ class Binder {
     const int32_t cut = instruction.samples();
     if (cut < 0 || static_cast<size_t>(cut) >= row_.samples.size())
       throw internal("'{}' follows sample cut {} of {}", instruction.name, cut, row_.samples.size());
-    return row_.samples[static_cast<size_t>(cut)];
+    return row_.samples[cut];
   }
 
   void bind_fetch(const Instruction& instruction, BoundInstruction& bound) {
@@ -279,7 +276,7 @@ class Binder {
 
   // What the feeds and fetches of one row of the schedule move.
   void add_pieces(const ScheduleRow& row, int32_t segment) {
-    for (auto& queue : bound_->segments[static_cast<size_t>(segment)].queues)
+    for (auto& queue : bound_->segments[segment].queues)
       for (BoundInstruction& bound : queue) {
         const Instruction& instruction = *bound.source;
         try {
@@ -317,7 +314,7 @@ class Binder {
     bound.runs.resize(each ? samples_of(*bound.source).micro_batches.size() : 1);
     size_t bytes = 0;
     for (const HandedRun& run : runs) bytes += run.bytes;
-    check_port(buffer(bound.source->in.at(0)), entry_.outputs[static_cast<size_t>(fetch.output)].dtype, bytes);
+    check_port(buffer(bound.source->in.at(0)), entry_.outputs[fetch.output].dtype, bytes);
     bound.runs.at(u) = std::move(runs);
   }
 
@@ -338,7 +335,7 @@ class Binder {
   void count_votes() {
     bool committed = false;
     for (const int32_t row : bound_->rows) {
-      const BoundSegment& segment = bound_->segments[static_cast<size_t>(row)];
+      const BoundSegment& segment = bound_->segments[row];
       int32_t commit = INT32_MAX;
       for (const auto& queue : segment.queues)
         for (const BoundInstruction& bound : queue) {
@@ -361,7 +358,7 @@ class Binder {
       for (const Instruction& instruction : segment.instructions)
         for (size_t i = 0; instruction.copies_to(Memory::kDevice) && i < instruction.out.size(); ++i)
           if (buffer(root_of(program_, instruction.in[i])).kind == BufferKind::kVariable)
-            counted[static_cast<size_t>(root_of(program_, instruction.out[i]))] = true;
+            counted[root_of(program_, instruction.out[i])] = true;
     for (const Segment& segment : program_.segments)
       for (const Instruction& instruction : segment.instructions) {
         const bool update = instruction.kernel() != nullptr && has_flag(instruction.kernel()->op, kUpdateOp);
@@ -370,10 +367,9 @@ class Binder {
         for (const BufferId id : instruction.in) {
           if (id == kNone) continue;
           const BufferId root = root_of(program_, id);
-          if (buffer(root).kind != BufferKind::kArena || buffer(root).memory == Memory::kHost ||
-              counted[static_cast<size_t>(root)])
+          if (buffer(root).kind != BufferKind::kArena || buffer(root).memory == Memory::kHost || counted[root])
             continue;
-          counted[static_cast<size_t>(root)] = true;
+          counted[root] = true;
           bound_->gradient_bytes += static_cast<size_t>(buffer(root).versions * version_stride(buffer(root)));
         }
       }

@@ -109,7 +109,7 @@ void Executor::narrow_to_outputs() {
   }
   for (size_t p = 0; p < masks.size(); ++p)
     if (const int input = missing_input(entry_->programs[p], masks[p], inputs_); input >= 0) {
-      const PlanInput& port = entry_->inputs[static_cast<size_t>(input)];
+      const PlanInput& port = entry_->inputs[input];
       std::string names;
       for (size_t o = 0; o < wanted.size(); ++o)
         if (wanted[o]) names += (names.empty() ? "'" : ", '") + entry_->outputs[o].name + "'";
@@ -190,7 +190,7 @@ void Executor::share_outputs() noexcept {
       sharing_->run(outputs_, this);
       return;
     }
-    overflows_[static_cast<size_t>(wire_->rank())] = overflowed();
+    overflows_[wire_->rank()] = overflowed();
     outputs_.push_back(overflows_.data());
     const bool shared = sharing_->run(outputs_, this);
     if (shared) overflowed_.store(std::find(overflows_.begin(), overflows_.end(), 1) != overflows_.end());
@@ -234,7 +234,7 @@ bool Executor::walk(size_t device, size_t queue) {
   const std::vector<ScheduleRow>& schedule = program.program->schedule;
   for (size_t r = 0; r < schedule.size(); ++r) {
     const ScheduleRow& row = schedule[r];
-    BoundSegment& segment = program.segments[static_cast<size_t>(program.rows[r])];
+    BoundSegment& segment = program.segments[program.rows[r]];
     if (segment.queues[queue].empty()) {  // nobody waits for what it does here
       done[queue].advance(segment.count);
       base = {base.row + segment.count, base.row};
@@ -242,9 +242,8 @@ bool Executor::walk(size_t device, size_t queue) {
     }
     for (size_t k = 0; k < program.row->samples.size(); ++k) {
       const SampleCut& cut = program.row->samples[k];
-      program.contexts[queue][k].batch_begin = row.whole || cut.micro_batches.empty()
-                                                   ? cut.whole.begin
-                                                   : cut.micro_batches[static_cast<size_t>(row.micro_batch)].begin;
+      program.contexts[queue][k].batch_begin =
+          row.whole || cut.micro_batches.empty() ? cut.whole.begin : cut.micro_batches[row.micro_batch].begin;
     }
     const int64_t begin = now_nanoseconds();
     for (size_t other = 0; other < kQueues; ++other)
@@ -262,13 +261,9 @@ bool Executor::walk_row(size_t device, size_t queue, size_t number, BoundSegment
   const BoundProgram& program = *programs_[device];
   const ScheduleRow& row = program.program->schedule[number];
   static const RowWaits kNothing;
-  const RowWaits& row_waits =
-      row.waits == kNone ? kNothing : program.program->row_waits[static_cast<size_t>(row.waits)];
+  const RowWaits& row_waits = row.waits == kNone ? kNothing : program.program->row_waits[row.waits];
   auto next = row_waits.begin();
-  const uint8_t* mask =
-      narrow_ == nullptr
-          ? nullptr
-          : narrow_->masks[static_cast<size_t>(program.row->program)][static_cast<size_t>(row.segment)].data();
+  const uint8_t* mask = narrow_ == nullptr ? nullptr : narrow_->masks[program.row->program][row.segment].data();
   auto& done = runs_[device].done;
   QueueTimeline& timeline = timeline_[device][queue];
   Recorder& recorder = *recorders_[device][queue];
@@ -370,12 +365,12 @@ void Executor::check_index(BoundInstruction& bound, Device& device, size_t numbe
         "op '{}' ({}) on device {}: the graph computes an index of {} at {} (of this device's part, micro-batch "
         "{}) for operand '{}'; it may be {}",
         bound.source->name, op.name, number, bad->value, position_text(index.dims, bad->position), micro_batch,
-        op.inputs[static_cast<size_t>(op.index.input)].name, to_string(check.range));
+        op.inputs[op.index.input].name, to_string(check.range));
   if (indices_vote_) vote();
 }
 
 void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
-  const char* host = static_cast<const char*>(inputs_[static_cast<size_t>(bound.source->as<work::Feed>()->input)]);
+  const char* host = static_cast<const char*>(inputs_[bound.source->as<work::Feed>()->input]);
   if (takes_slices_) {
     for (const FedRun& run : bound.slices[bound.slices.size() == 1 ? 0 : micro_batch])
       device.copy_in(bound.data + run.device, host + run.host, run.bytes);
@@ -387,7 +382,7 @@ void Executor::feed(const BoundInstruction& bound, Device& device, size_t micro_
 }
 
 void Executor::fetch(const BoundInstruction& bound, Device& device, size_t micro_batch) const {
-  char* host = static_cast<char*>(outputs_[static_cast<size_t>(bound.source->as<work::Fetch>()->output)]);
+  char* host = static_cast<char*>(outputs_[bound.source->as<work::Fetch>()->output]);
   if (host == nullptr || bound.runs.empty()) return;  // not wanted, or another device hands it over
   for (const HandedRun& run : bound.runs[bound.runs.size() == 1 ? 0 : micro_batch])
     device.copy_out(host + run.host, bound.data + run.local, run.bytes);
@@ -540,7 +535,7 @@ void Executor::doubt_who_is_silent(int64_t now) {
     const int64_t last = wire_->answered(r);
     const auto silent = static_cast<double>(now - std::max(asking_, last)) * 1e-9;
     const bool is_silent = r != wire_->rank() && silent >= 1.5 * asks_after();
-    if (std::exchange(doubted_[static_cast<size_t>(r)], is_silent) || !is_silent) continue;
+    if (std::exchange(doubted_[r], is_silent) || !is_silent) continue;
     world.doubt(r, "it answers nothing that it is asked", silent, [weak = std::weak_ptr(world.wire), r, last] {
       const auto wire = weak.lock();
       return wire && wire->answered(r) == last;
@@ -605,11 +600,11 @@ void Executor::tell_place(int lost) noexcept {
     RankPlace mine = place();
     wire_->tell({.kind = Notice::kAt, .message = (mine.waits ? "w" : "i") + mine.what});
     const std::lock_guard lock(error_mutex_);
-    places_[static_cast<size_t>(wire_->rank())] = std::move(mine);
+    places_[wire_->rank()] = std::move(mine);
     is_stuck_ = is_stuck_ || lost == kNone;
     if (lost == kNone) return;
-    lost_one_ = lost_one_ || !gone_[static_cast<size_t>(lost)];
-    gone_[static_cast<size_t>(lost)] = true;
+    lost_one_ = lost_one_ || !gone_[lost];
+    gone_[lost] = true;
     expect_no_more(lost);
   } catch (...) {  // no memory for it
   }
@@ -618,16 +613,15 @@ void Executor::tell_place(int lost) noexcept {
 void Executor::heard_place(const Notice& notice) noexcept {
   try {
     const std::lock_guard lock(error_mutex_);
-    if (!notice.message.empty())
-      places_[static_cast<size_t>(notice.rank)] = {notice.message[0] == 'w', notice.message.substr(1)};
+    if (!notice.message.empty()) places_[notice.rank] = {notice.message[0] == 'w', notice.message.substr(1)};
     expect_no_more(notice.rank);
   } catch (...) {
   }
 }
 
 void Executor::expect_no_more(int rank) {
-  if (rank == wire_->rank() || told_[static_cast<size_t>(rank)]) return;
-  told_[static_cast<size_t>(rank)] = true;
+  if (rank == wire_->rank() || told_[rank]) return;
+  told_[rank] = true;
   places_told_.advance(1);
 }
 

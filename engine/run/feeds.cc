@@ -20,14 +20,14 @@ class Readers {
     for (const Segment& segment : program.segments)
       for (const Instruction& instruction : segment.instructions)
         for (const BufferId id : instruction.in)
-          if (id != kNone) readers_[static_cast<size_t>(root_of(program, id))].push_back(&instruction);
+          if (id != kNone) readers_[root_of(program, id)].push_back(&instruction);
   }
 
   // But for `samples`, the dimension that counts them: of that always all.
   std::vector<Interval> read(BufferId id, int samples) const {
-    const Dims& dims = program_.buffers[static_cast<size_t>(id)].dims;
+    const Dims& dims = program_.buffers[id].dims;
     std::vector<Interval> hull;
-    for (const Instruction* reader : readers_[static_cast<size_t>(id)]) {
+    for (const Instruction* reader : readers_[id]) {
       const work::Kernel* kernel = reader->kernel();
       if (kernel == nullptr || kernel->op != OpCode::k_local_slice || reader->in[0] != id) return whole(dims);
       const Ints& sub_axis = attr_ints(kernel->attrs, "sub_axis");  // dimension, outer, inner
@@ -46,7 +46,7 @@ class Readers {
   }
 
  private:
-  const Dims& buffer_dims(BufferId id) const { return program_.buffers[static_cast<size_t>(id)].dims; }
+  const Dims& buffer_dims(BufferId id) const { return program_.buffers[id].dims; }
   // What several instructions write may hold something else than the slice.
   bool made_once(BufferId id) const {
     int writers = 0;
@@ -66,7 +66,7 @@ void each_feed(const Programs& programs, Body body) {
   for (const auto& program : programs) {
     if (!program) continue;
     for (size_t r = 0; r < program->rows.size(); ++r)
-      for (auto& queue : program->segments[static_cast<size_t>(program->rows[r])].queues)
+      for (auto& queue : program->segments[program->rows[r]].queues)
         for (BoundInstruction& bound : queue)
           if (bound.source->kind() == InstructionKind::kFeed) body(*program, bound, program->program->schedule[r]);
   }
@@ -78,7 +78,7 @@ FedSamples fed_samples(const Entry& entry, const DeviceRow& row, const ScheduleR
   const auto& work = *feed.as<work::Feed>();
   if (work.samples < 0 || static_cast<size_t>(work.samples) >= row.samples.size())
     throw internal("'{}' follows sample cut {} of {}", feed.name, work.samples, row.samples.size());
-  const SampleCut& cut = row.samples[static_cast<size_t>(work.samples)];
+  const SampleCut& cut = row.samples[work.samples];
   const bool all = entry.inputs.at(static_cast<size_t>(work.input)).batch_dim < 0 || work.whole_batch || at.whole ||
                    cut.micro_batches.empty();
   if (all) return {0, 1, cut.whole};
@@ -104,7 +104,7 @@ std::vector<InputSlices> bind_slices(const Entry& entry, const std::vector<std::
     const FedSamples samples = fed_samples(entry, *program.row, at, *bound.source);
     const size_t input = input_of(bound);
     Dims local = entry.inputs[input].dims;
-    if (const int d = entry.inputs[input].batch_dim; d >= 0) local[static_cast<size_t>(d)] = samples.range.size();
+    if (const int d = entry.inputs[input].batch_dim; d >= 0) local[d] = samples.range.size();
     bound.slices.resize(samples.count);
     bound.slices[samples.number] = slices[input].runs(samples.range, local, size_of(entry.inputs[input].dtype));
   });

@@ -9,7 +9,7 @@ namespace {
 const SampleCut& samples_of(const DeviceRow& row, const work::Fetch& fetch) {
   if (fetch.samples < 0 || static_cast<size_t>(fetch.samples) >= row.samples.size())
     throw internal("an output follows sample cut {} of {}", fetch.samples, row.samples.size());
-  return row.samples[static_cast<size_t>(fetch.samples)];
+  return row.samples[fetch.samples];
 }
 
 const PlanOutput& port_of(const Entry& entry, const work::Fetch& fetch) {
@@ -38,10 +38,10 @@ std::vector<HandedRun> handed_over(const Plan& plan, const Entry& entry, const D
   if (!hands_over(row, port)) return runs;
   std::vector<SubAxisCut> cuts;
   if (!port.parts.axes.empty() && port.mesh != kNone)
-    cuts = cuts_of(port.dims, port.parts, plan.meshes[static_cast<size_t>(port.mesh)].axes, row.coordinates);
+    cuts = cuts_of(port.dims, port.parts, plan.meshes[port.mesh].axes, row.coordinates);
   if (port.merge == OutputMerge::kConcat && port.batch_dim >= 0) {
     const SampleCut& cut = samples_of(row, fetch);
-    const int64_t inner = port.dims[static_cast<size_t>(port.batch_dim)] / entry.batch;
+    const int64_t inner = port.dims[port.batch_dim] / entry.batch;
     const SampleRange& samples =
         by_micro_batch(entry, row, at, fetch) ? cut.micro_batches.at(static_cast<size_t>(at.micro_batch)) : cut.whole;
     cuts.push_back({SubAxis{port.batch_dim, 1, inner}, entry.batch, samples});
@@ -63,8 +63,7 @@ std::vector<std::vector<ByteRuns>> handed_over_by_rank(const Plan& plan, const E
       for (const Instruction& instruction : program.segments.at(static_cast<size_t>(at.segment)).instructions) {
         const auto* fetch = instruction.as<work::Fetch>();
         if (fetch == nullptr) continue;
-        ByteRuns& to =
-            all[static_cast<size_t>(ranks[static_cast<size_t>(row.device)])][static_cast<size_t>(fetch->output)];
+        ByteRuns& to = all[ranks[row.device]][fetch->output];
         for (const HandedRun& run : handed_over(plan, entry, row, at, *fetch)) to.push_back({run.host, run.bytes});
       }
   }

@@ -230,7 +230,7 @@ std::vector<ByteRuns> Machine::parts_by_rank(size_t index, size_t copy) const {
   const PlanVariable& variable = plan_.variables[index];
   const auto whole = static_cast<uint64_t>(element_count(variable.dims) * size_of(variable.dtype));
   for (const HeldPart& held : variables_[index]) {
-    ByteRuns& bytes = all[static_cast<size_t>(ranks()[device_of(held, copy)])];
+    ByteRuns& bytes = all[ranks()[device_of(held, copy)]];
     held.part.each(0, whole, [&](uint64_t logical, uint64_t, uint64_t n) { bytes.push_back({logical, n}); });
   }
   for (ByteRuns& bytes : all) join(bytes);

@@ -24,7 +24,7 @@ std::string name_of_buffers(const Program& program, const BufferIds& ids) {
   int more = -1;
   for (const BufferId id : ids) {
     if (id == kNone) continue;
-    if (++more == 0) first = program.buffers[static_cast<size_t>(id)].name;
+    if (++more == 0) first = program.buffers[id].name;
   }
   return more > 0 ? fmt::format("{} and {} more", first, more) : first;
 }
@@ -32,10 +32,10 @@ std::string name_of_buffers(const Program& program, const BufferIds& ids) {
 std::vector<int32_t> devices_with(const Plan& plan, const Entry& entry, int32_t device, const Instruction& i) {
   std::vector<int32_t> out;
   if (i.group() != kNone)
-    for (const std::vector<int32_t>& part : plan.groups[static_cast<size_t>(i.group())].parts)
+    for (const std::vector<int32_t>& part : plan.groups[i.group()].parts)
       if (std::find(part.begin(), part.end(), device) != part.end()) out = part;
   if (i.link() != kNone)
-    for (const Transfer& t : entry.links[static_cast<size_t>(i.link())].transfers) {
+    for (const Transfer& t : entry.links[i.link()].transfers) {
       const bool sends = i.kind() == InstructionKind::kSend;
       if ((sends ? t.from : t.to) == device) out.push_back(sends ? t.to : t.from);
     }
@@ -62,14 +62,14 @@ std::string have_not_begun(const std::vector<int32_t>& ranks, const World& world
 }
 
 QueuePlace place_of(const Plan& plan, const Entry& entry, size_t device, const Recorder::Event& event) {
-  const Program& program = entry.programs[static_cast<size_t>(entry.rows[device].program)];
+  const Program& program = entry.programs[entry.rows[device].program];
   const ScheduleRow& row = program.schedule[event.row];
-  const Segment& segment = program.segments[static_cast<size_t>(row.segment)];
-  const Instruction& i = segment.instructions[static_cast<size_t>(event.instruction)];
+  const Segment& segment = program.segments[row.segment];
+  const Instruction& i = segment.instructions[event.instruction];
   QueuePlace place;
   place.instruction = &i;
   place.began = event.begin;
-  place.of = i.link() != kNone                     ? entry.links[static_cast<size_t>(i.link())].name
+  place.of = i.link() != kNone                     ? entry.links[i.link()].name
              : i.group() != kNone || i.out.empty() ? name_of_buffers(program, i.in)
                                                    : name_of_buffers(program, i.out);
   Graph named;  // the source has the scopes before a strategy was laid over it
@@ -102,7 +102,7 @@ std::string place_text(const QueuePlace& place, const std::vector<int32_t>& rank
   text += ")";
   if (place.devices.empty()) return text;
   std::vector<int32_t> list;
-  for (const int32_t d : place.devices) list.push_back(ranks.empty() ? d : ranks[static_cast<size_t>(d)]);
+  for (const int32_t d : place.devices) list.push_back(ranks.empty() ? d : ranks[d]);
   const char* join = i.group() != kNone ? "among" : i.kind() == InstructionKind::kSend ? "to" : "from";
   return text + fmt::format(" {} {}", join,
                             ranks.empty() ? numbers(list, "device", "devices") : numbers(list, "rank", "ranks"));

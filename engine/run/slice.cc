@@ -62,7 +62,7 @@ class Slicer {
     size_t by = 0;
   };
   Interval bytes_of(size_t p, BufferId id) const {
-    const Buffer& b = entry_.programs[p].buffers[static_cast<size_t>(id)];
+    const Buffer& b = entry_.programs[p].buffers[id];
     const int64_t begin = b.alias == kNone ? 0 : b.at;
     return {begin, begin + b.bytes};
   }
@@ -80,7 +80,7 @@ class Slicer {
 
   bool wanted(size_t p, size_t s, size_t i) const {
     const Instruction& instruction = at(p, s, i);
-    if (const auto* fetch = instruction.as<work::Fetch>()) return outputs_[static_cast<size_t>(fetch->output)];
+    if (const auto* fetch = instruction.as<work::Fetch>()) return outputs_[fetch->output];
     if (instruction.link() != kNone && links_.at(static_cast<size_t>(instruction.link()))) return true;
     if (instruction.group() != kNone && collectives_.contains({instruction.group(), instruction.name})) return true;
     for (const BufferId id : instruction.out)
@@ -101,7 +101,7 @@ class Slicer {
         else
           reads.anywhere = true;
       }
-    if (instruction.link() != kNone) links_[static_cast<size_t>(instruction.link())] = true;
+    if (instruction.link() != kNone) links_[instruction.link()] = true;
     if (instruction.group() != kNone) collectives_.emplace(instruction.group(), instruction.name);
   }
 
@@ -125,7 +125,7 @@ void mark_inputs(const Program& program, const Mask& mask, std::vector<bool>& in
   for (size_t s = 0; s < mask.size(); ++s)
     for (size_t i = 0; i < mask[s].size(); ++i) {
       const auto* feed = program.segments[s].instructions[i].as<work::Feed>();
-      if (mask[s][i] != 0 && feed != nullptr) inputs[static_cast<size_t>(feed->input)] = true;
+      if (mask[s][i] != 0 && feed != nullptr) inputs[feed->input] = true;
     }
 }
 
@@ -133,7 +133,7 @@ int missing_input(const Program& program, const Mask& mask, const std::vector<co
   for (size_t s = 0; s < mask.size(); ++s)
     for (size_t i = 0; i < mask[s].size(); ++i) {
       const auto* feed = program.segments[s].instructions[i].as<work::Feed>();
-      if (mask[s][i] != 0 && feed != nullptr && inputs[static_cast<size_t>(feed->input)] == nullptr) return feed->input;
+      if (mask[s][i] != 0 && feed != nullptr && inputs[feed->input] == nullptr) return feed->input;
     }
   return -1;
 }

@@ -88,7 +88,7 @@ void Team::add_queue(int device, Queue queue) {
 void Team::loop(int device, Queue queue, uint32_t seen, std::atomic<int>& entered, std::exception_ptr& failure) {
   use_default_float_env();  // a new thread has its maker's
   try {
-    devices_[static_cast<size_t>(device)]->enter_thread(queue);
+    devices_[device]->enter_thread(queue);
   } catch (...) {
     failure = std::current_exception();
     entered.store(-1, std::memory_order_release);
@@ -131,7 +131,7 @@ void Team::on_each(const std::string& purpose, const std::function<void(int)>& b
       try {
         (*body)(device);
       } catch (...) {  // told apart by the caller: where memory is short, nothing can be made here
-        failures[static_cast<size_t>(device)] = std::current_exception();
+        failures[device] = std::current_exception();
       }
     }
     void finished() noexcept override {}

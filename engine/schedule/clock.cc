@@ -23,7 +23,7 @@ size_t Clock::place(size_t members) {
 }
 
 void Clock::wait(Item item, Item before, bool begun) {
-  Node& node = nodes_[static_cast<size_t>(item)];
+  Node& node = nodes_[item];
   edges_.push_back({before, node.waits, begun});
   node.waits = static_cast<int32_t>(edges_.size()) - 1;
 }
@@ -55,7 +55,7 @@ Clock::Item Clock::meet(size_t place, size_t member, size_t resource, double sec
   if (visit == p.items.size()) p.items.push_back(add(0)), p.there.push_back(0);
   const Item item = p.items[visit];
   ++p.there[visit];
-  double& longest = nodes_[static_cast<size_t>(item)].seconds;
+  double& longest = nodes_[item].seconds;
   longest = std::max(longest, seconds);
   return on(resource, item);
 }
@@ -68,7 +68,7 @@ size_t Clock::machine(const Rates& rates) {
 void Clock::runs_on(Item item, size_t machine, int kind) {
   machines_[machine].kinds |= 1u << kind;
   if (first_use_.size() < nodes_.size()) first_use_.resize(nodes_.size(), kNobody);
-  int32_t& first = first_use_[static_cast<size_t>(item)];
+  int32_t& first = first_use_[item];
   uses_.push_back({static_cast<int32_t>(machine), kind, first});
   first = static_cast<int32_t>(uses_.size()) - 1;
 }
@@ -80,14 +80,13 @@ Clock::Item Clock::join(std::span<const size_t> resources) {
 }
 
 void Clock::wait_for_message(Item item, const std::vector<Item>& messages, int64_t number) {
-  after(item, number < std::ssize(messages) ? messages[static_cast<size_t>(number)] : kNever);
+  after(item, number < std::ssize(messages) ? messages[number] : kNever);
 }
 
 Clock::Stuck Clock::run() {
   for (const Channel& c : channels_) {
-    for (int64_t m = c.capacity; m < std::ssize(c.sent); ++m)
-      wait_for_message(c.sent[static_cast<size_t>(m)], c.taken, m - c.capacity);
-    for (int64_t m = 0; m < std::ssize(c.taken); ++m) wait_for_message(c.taken[static_cast<size_t>(m)], c.sent, m);
+    for (int64_t m = c.capacity; m < std::ssize(c.sent); ++m) wait_for_message(c.sent[m], c.taken, m - c.capacity);
+    for (int64_t m = 0; m < std::ssize(c.taken); ++m) wait_for_message(c.taken[m], c.sent, m);
   }
   for (const Place& p : places_)
     for (size_t k = 0; k < p.items.size(); ++k)
@@ -102,33 +101,33 @@ Clock::Stuck Clock::run() {
   };
   std::vector<At> way;
   const auto enter = [&](Item i) {
-    states[static_cast<size_t>(i)] = kOnTheWay;
-    way.push_back({i, nodes_[static_cast<size_t>(i)].waits});
+    states[i] = kOnTheWay;
+    way.push_back({i, nodes_[i].waits});
   };
   Glance glance;
   for (Item root = 0; root < static_cast<Item>(nodes_.size()); ++root) {
-    if (states[static_cast<size_t>(root)] == kNew) enter(root);
+    if (states[root] == kNew) enter(root);
     while (!way.empty()) {
       glance();
       At& at = way.back();
       if (at.edge == kNobody) {
-        states[static_cast<size_t>(at.item)] = kDone;
+        states[at.item] = kDone;
         way.pop_back();
         continue;
       }
-      const Edge& edge = edges_[static_cast<size_t>(at.edge)];
-      if (edge.before == kNever || states[static_cast<size_t>(edge.before)] == kOnTheWay) {
+      const Edge& edge = edges_[at.edge];
+      if (edge.before == kNever || states[edge.before] == kOnTheWay) {
         auto first = way.begin();
         while (edge.before != kNever && first->item != edge.before) ++first;
         Stuck stuck{{}, edge.before != kNever};
         for (; first != way.end(); ++first) stuck.items.push_back(first->item);
         return stuck;
       }
-      if (states[static_cast<size_t>(edge.before)] == kNew) {
+      if (states[edge.before] == kNew) {
         enter(edge.before);  // and come back to this edge
         continue;
       }
-      double& begins = nodes_[static_cast<size_t>(at.item)].begin;
+      double& begins = nodes_[at.item].begin;
       begins = std::max(begins, edge.begun ? begin(edge.before) : end(edge.before));
       at.edge = edge.next;
     }
@@ -136,9 +135,7 @@ Clock::Stuck Clock::run() {
   const auto slows = [](const Machine& m) {
     for (unsigned running = 1; running <= m.kinds; ++running)
       for (int kind = 0; kind < kKinds; ++kind)
-        if ((running & ~m.kinds) == 0 && (running >> kind & 1) != 0 &&
-            (*m.rates)[running][static_cast<size_t>(kind)] != 1)
-          return true;
+        if ((running & ~m.kinds) == 0 && (running >> kind & 1) != 0 && (*m.rates)[running][kind] != 1) return true;
     return false;
   };
   if (std::ranges::any_of(machines_, slows)) run_beside();
@@ -152,8 +149,7 @@ void Clock::run_beside() {
   // Who waits for each item.
   std::vector<int32_t> awaited(n), from(n + 1);
   for (const Node& node : nodes_)
-    for (int32_t e = node.waits; e != kNobody; e = edges_[static_cast<size_t>(e)].next)
-      ++from[static_cast<size_t>(edges_[static_cast<size_t>(e)].before) + 1];
+    for (int32_t e = node.waits; e != kNobody; e = edges_[e].next) ++from[static_cast<size_t>(edges_[e].before) + 1];
   for (size_t i = 0; i < n; ++i) from[i + 1] += from[i];
   struct Waiter {
     Item item;
@@ -162,9 +158,9 @@ void Clock::run_beside() {
   std::vector<Waiter> waiters(static_cast<size_t>(from[n]));
   std::vector<int32_t> next(from.begin(), from.end() - 1);
   for (size_t i = 0; i < n; ++i)
-    for (int32_t e = nodes_[i].waits; e != kNobody; e = edges_[static_cast<size_t>(e)].next) {
-      const Edge& edge = edges_[static_cast<size_t>(e)];
-      waiters[static_cast<size_t>(next[static_cast<size_t>(edge.before)]++)] = {static_cast<Item>(i), edge.begun};
+    for (int32_t e = nodes_[i].waits; e != kNobody; e = edges_[e].next) {
+      const Edge& edge = edges_[e];
+      waiters[next[edge.before]++] = {static_cast<Item>(i), edge.begun};
       ++awaited[i];
     }
 
@@ -183,16 +179,15 @@ void Clock::run_beside() {
   std::vector<Item> ready, over;
   std::vector<size_t> changed;  // machines
   const auto each_use = [&](Item i, const auto& visit) {
-    for (int32_t u = first_use_[static_cast<size_t>(i)]; u != kNobody; u = uses_[static_cast<size_t>(u)].next)
-      visit(uses_[static_cast<size_t>(u)]);
+    for (int32_t u = first_use_[i]; u != kNobody; u = uses_[u].next) visit(uses_[u]);
   };
   const auto change = [&](size_t machine) {
     if (!std::exchange(machines_[machine].changed, true)) changed.push_back(machine);
   };
   const auto tell = [&](Item i, bool begun) {
-    for (int32_t w = from[static_cast<size_t>(i)]; w < from[static_cast<size_t>(i) + 1]; ++w) {
-      const Waiter& waiter = waiters[static_cast<size_t>(w)];
-      if (waiter.begun == begun && --awaited[static_cast<size_t>(waiter.item)] == 0) ready.push_back(waiter.item);
+    for (int32_t w = from[i]; w < from[static_cast<size_t>(i) + 1]; ++w) {
+      const Waiter& waiter = waiters[w];
+      if (waiter.begun == begun && --awaited[waiter.item] == 0) ready.push_back(waiter.item);
     }
   };
   const auto running_on = [&](const Machine& m, int32_t machine) {
@@ -214,27 +209,27 @@ void Clock::run_beside() {
       if (!over.empty()) {
         const Item i = over.back();
         over.pop_back();
-        nodes_[static_cast<size_t>(i)].seconds = now - nodes_[static_cast<size_t>(i)].begin;
+        nodes_[i].seconds = now - nodes_[i].begin;
         tell(i, false);
         continue;
       }
       const Item i = ready.back();
       ready.pop_back();
-      Node& node = nodes_[static_cast<size_t>(i)];
+      Node& node = nodes_[i];
       node.begin = now;
       tell(i, true);
       if (node.seconds <= 0) {
         over.push_back(i);
         continue;
       }
-      Progress& mine = progress[static_cast<size_t>(i)];
+      Progress& mine = progress[i];
       mine = {.left = node.seconds, .since = now};
-      if (first_use_[static_cast<size_t>(i)] == kNobody) {
+      if (first_use_[i] == kNobody) {
         mine.rate = 1;
         ends.push({now + node.seconds, i, mine.version});
       }
       each_use(i, [&](const Use& use) {
-        machines_[static_cast<size_t>(use.machine)].running.push_back(i);
+        machines_[use.machine].running.push_back(i);
         change(static_cast<size_t>(use.machine));
       });
     }
@@ -245,9 +240,9 @@ void Clock::run_beside() {
         double rate = 1;
         each_use(i, [&](const Use& use) {
           const auto on = static_cast<size_t>(use.machine);
-          rate = std::min(rate, (*machines_[on].rates)[kinds[on]][static_cast<size_t>(use.kind)]);
+          rate = std::min(rate, (*machines_[on].rates)[kinds[on]][use.kind]);
         });
-        Progress& mine = progress[static_cast<size_t>(i)];
+        Progress& mine = progress[i];
         if (rate == mine.rate) continue;
         mine.left -= (now - mine.since) * mine.rate;
         mine.since = now, mine.rate = rate;
@@ -255,13 +250,13 @@ void Clock::run_beside() {
       }
     }
     changed.clear();
-    while (!ends.empty() && ends.top().version != progress[static_cast<size_t>(ends.top().item)].version) ends.pop();
+    while (!ends.empty() && ends.top().version != progress[ends.top().item].version) ends.pop();
     if (ends.empty()) return;
     now = ends.top().time;
     const Item ended = ends.top().item;
     ends.pop();
     each_use(ended, [&](const Use& use) {
-      Machine& m = machines_[static_cast<size_t>(use.machine)];
+      Machine& m = machines_[use.machine];
       std::erase(m.running, ended);
       change(static_cast<size_t>(use.machine));
     });

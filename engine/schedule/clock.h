@@ -54,8 +54,8 @@ class Clock {
   // Once, when everything has been handed over: finds all times, as far as nobody is stuck.
   Stuck run();
 
-  double begin(Item i) const { return nodes_[static_cast<size_t>(i)].begin; }
-  double end(Item i) const { return begin(i) + nodes_[static_cast<size_t>(i)].seconds; }
+  double begin(Item i) const { return nodes_[i].begin; }
+  double end(Item i) const { return begin(i) + nodes_[i].seconds; }
 
  private:
   static constexpr Item kNobody = -1, kNever = -2;

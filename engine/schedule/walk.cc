@@ -96,7 +96,7 @@ OrderWalk walk_orders(const PipelineSchedule& schedule, int capacity,
     }
   }
   const auto item_of = [&](const WorkSite& s) -> const Item& {
-    return items[first[static_cast<size_t>(s.device)] + static_cast<size_t>(index.position(s))];
+    return items[first[s.device] + static_cast<size_t>(index.position(s))];
   };
   for (const Item& item : watched(items)) {
     for (const WorkSite& need : needs_of(schedule, item.site))

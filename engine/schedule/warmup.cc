@@ -72,7 +72,7 @@ class Walk {
 
   int rows() const { return 2 * m_; }
   std::vector<double> unknown() const { return std::vector<double>(static_cast<size_t>(rows()), kUnknown); }
-  static double at(const std::vector<double>& list, int row) { return row < 0 ? 0 : list[static_cast<size_t>(row)]; }
+  static double at(const std::vector<double>& list, int row) { return row < 0 ? 0 : list[row]; }
 
   bool advance(size_t s) {
     bool any = false;
@@ -96,8 +96,8 @@ class Walk {
     const double free = std::max(at(me.ended, row - 2), at(me.sent, row - 2));
     const double taken = std::max({arrived, free, at(me.taken, row - 1)});
     const StageTimes& t = times_[s];
-    me.taken[static_cast<size_t>(row)] = taken;
-    me.ended[static_cast<size_t>(row)] =
+    me.taken[row] = taken;
+    me.ended[row] =
         std::max({taken, at(me.ended, row - 1), at(me.sent, row - 2)}) + (forward ? t.forward : t.backward + t.weight);
     ++me.computed;
     return true;
@@ -122,7 +122,7 @@ class Walk {
     } else {
       begin = at(me.sent, row - 1);  // nothing is sent
     }
-    me.sent[static_cast<size_t>(row)] = std::max(begin, 0.0) + seconds;
+    me.sent[row] = std::max(begin, 0.0) + seconds;
     ++me.posted;
     return true;
   }

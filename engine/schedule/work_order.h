@@ -12,7 +12,7 @@ namespace whale {
 
 // Forward passes before the first pair of one forward and one backward pass, of 1F1B and what follows it.
 inline int passes_ahead(const PipelineShape& shape, int stage) {
-  const int depth = shape.warmup.empty() ? shape.stages - stage : shape.warmup[static_cast<size_t>(stage)];
+  const int depth = shape.warmup.empty() ? shape.stages - stage : shape.warmup[stage];
   return std::min(shape.micro_batches, depth) - 1;
 }
 

@@ -140,7 +140,7 @@ std::vector<Scope> Fields::scopes(const flatbuffers::Vector<flatbuffers::Offset<
   std::vector<int> depth;
   for (const fb::Scope* s : *v) {
     out.push_back(scope(s, out.size()));
-    depth.push_back(out.back().parent == kNone ? 0 : depth[static_cast<size_t>(out.back().parent)] + 1);
+    depth.push_back(out.back().parent == kNone ? 0 : depth[out.back().parent] + 1);
     if (depth.back() > kMaxScopeDepth) throw bad(fmt::format("its scopes nest deeper than {}", kMaxScopeDepth));
   }
   return out;

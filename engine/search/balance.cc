@@ -103,17 +103,16 @@ class Dealer {
       enough_ = std::max(enough_, seconds_of(worker, room));
     }
     of_kind_.resize(r_.kinds.size());
-    for (size_t w = 0; w < r_.workers.size(); ++w)
-      of_kind_[static_cast<size_t>(r_.workers[w])].push_back(static_cast<int32_t>(w));
+    for (size_t w = 0; w < r_.workers.size(); ++w) of_kind_[r_.workers[w]].push_back(static_cast<int32_t>(w));
     for (int32_t k = 0; k < std::ssize(r_.kinds); ++k)
-      if (!of_kind_[static_cast<size_t>(k)].empty()) kinds_.push_back(k);
-    std::ranges::sort(kinds_, {}, [&](int32_t k) { return of_kind_[static_cast<size_t>(k)][0]; });
+      if (!of_kind_[k].empty()) kinds_.push_back(k);
+    std::ranges::sort(kinds_, {}, [&](int32_t k) { return of_kind_[k][0]; });
   }
 
   bool fits() const {
     if (!r_.may_idle)
       for (const int32_t k : kinds_)
-        if (room_[static_cast<size_t>(k)] < 0) return false;
+        if (room_[k] < 0) return false;
     return together(room_, counts()) == r_.units;
   }
 
@@ -221,7 +220,7 @@ class Dealer {
   // Of each kind, so that they are `workers` and can take as much as possible; fewer where fewer can take part.
   Ints those_with_most(const Ints& most, int64_t workers) const {
     std::vector<int32_t> order = kinds_;
-    std::ranges::stable_sort(order, std::greater<>(), [&](int32_t k) { return most[static_cast<size_t>(k)]; });
+    std::ranges::stable_sort(order, std::greater<>(), [&](int32_t k) { return most[k]; });
     Ints out(most.size());
     for (const int32_t kind : order) {
       const auto k = static_cast<size_t>(kind);
@@ -310,8 +309,7 @@ class Dealer {
                 .idle = {}};
     for (const int32_t kind : kinds_) {
       const auto k = static_cast<size_t>(kind);
-      for (int64_t i = 0; i < c.used[k]; ++i)
-        out.units[static_cast<size_t>(of_kind_[k][static_cast<size_t>(i)])] = each[k] + (i < more[k]);
+      for (int64_t i = 0; i < c.used[k]; ++i) out.units[of_kind_[k][i]] = each[k] + (i < more[k]);
       if (c.used[k] < std::ssize(of_kind_[k])) out.idle.push_back(idle(kind, c));
     }
     return out;

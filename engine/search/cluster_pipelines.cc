@@ -30,7 +30,7 @@ class Searcher {
                         (std::accumulate(times.seconds.begin(), times.seconds.end(), 1e-12) * problem.types[t].slower));
       rate += best * std::accumulate(problem.types[t].nodes.begin(), problem.types[t].nodes.end(), 0);
       for (const KindTables::Place& place : tables_.places())
-        if (place.type == static_cast<int>(t) && problem.splits[static_cast<size_t>(place.split_at)] == 1)
+        if (place.type == static_cast<int>(t) && problem.splits[place.split_at] == 1)
           for (size_t r = 0; r + 1 < tables_.rows(); ++r)
             if (place.use[r] > 0) rates_[r] = 0.7 * best;
     }
@@ -98,7 +98,7 @@ class Searcher {
     const size_t stages = cuts.size() - 1, types = problem_.types.size(), degrees = problem_.splits.size();
     weights_.assign(stages, 0);
     for (size_t i = 0; i < stages; ++i)
-      for (int l = cuts[i]; l < cuts[i + 1]; ++l) weights_[i] += problem_.weight_bytes[static_cast<size_t>(l)];
+      for (int l = cuts[i]; l < cuts[i + 1]; ++l) weights_[i] += problem_.weight_bytes[l];
     const int64_t replicas = found() ? std::max<int64_t>(2, best_.replicas()) : 16;
     // [stage][split][type, or any]
     std::vector<double> rings, bounds;
@@ -156,8 +156,8 @@ class Searcher {
       for (size_t a = 0; a < types; ++a)
         for (size_t b = 0; b < types; ++b)
           if (here[a] < static_cast<int>(problem_.splits.size()) && here[b] < static_cast<int>(problem_.splits.size()))
-            most = std::max(most, ring_seconds(problem_, weights_[i] / problem_.splits[static_cast<size_t>(d)],
-                                               replicas, *rings_[a * types + b]));
+            most = std::max(most,
+                            ring_seconds(problem_, weights_[i] / problem_.splits[d], replicas, *rings_[a * types + b]));
     }
     return most;
   }
@@ -375,15 +375,15 @@ class Searcher {
     std::set<Cuts> out;
     if (stages <= search_.exhaustive_stages) {
       Cuts cuts(static_cast<size_t>(stages) + 1);
-      for (int i = 0; i < stages; ++i) cuts[static_cast<size_t>(i)] = i;
+      for (int i = 0; i < stages; ++i) cuts[i] = i;
       cuts.back() = problem_.layers;
       for (;;) {
         out.insert(cuts);
         int i = stages - 1;
-        while (i > 0 && cuts[static_cast<size_t>(i)] == problem_.layers - (stages - i)) --i;
+        while (i > 0 && cuts[i] == problem_.layers - (stages - i)) --i;
         if (i <= 0) return out;
-        ++cuts[static_cast<size_t>(i)];
-        for (int j = i + 1; j < stages; ++j) cuts[static_cast<size_t>(j)] = cuts[static_cast<size_t>(j) - 1] + 1;
+        ++cuts[i];
+        for (int j = i + 1; j < stages; ++j) cuts[j] = cuts[static_cast<size_t>(j) - 1] + 1;
       }
     }
     const size_t places = tables_.places().size();
@@ -412,12 +412,10 @@ class Searcher {
       for (int end = i + 1; end <= layers - (stages - 1 - i); ++end)
         for (int begin = end - 1; begin >= i; --begin) {
           const double before = best[static_cast<size_t>(i) * width + static_cast<size_t>(begin)];
-          const double here = tables_.stage_seconds(b, places[static_cast<size_t>(i)], begin, end);
+          const double here = tables_.stage_seconds(b, places[i], begin, end);
           double& now = best[static_cast<size_t>(i + 1) * width + static_cast<size_t>(end)];
           if (here >= now) break;
-          if (before >= KindTables::kNever ||
-              !tables_.fits(b, places[static_cast<size_t>(i)], begin, end, stages - 1 - i))
-            continue;
+          if (before >= KindTables::kNever || !tables_.fits(b, places[i], begin, end, stages - 1 - i)) continue;
           if (const double slowest = std::max(before, here); slowest < now) {
             now = slowest;
             from[static_cast<size_t>(i + 1) * width + static_cast<size_t>(end)] = begin;
@@ -465,12 +463,12 @@ FoundPipelines plan_pipelines(const ClusterProblem& problem, const ClusterSearch
 }
 
 ClusterProblem without_device(ClusterProblem problem, int type) {
-  for (int& node : problem.types[static_cast<size_t>(type)].nodes)
+  for (int& node : problem.types[type].nodes)
     if (node > 0) {
       --node;
       return problem;
     }
-  throw invalid("no device of {} is left that could be lost", problem.types[static_cast<size_t>(type)].name);
+  throw invalid("no device of {} is left that could be lost", problem.types[type].name);
 }
 
 ClusterProblem with_slow_node(ClusterProblem problem, int type, double slower) {

@@ -54,7 +54,7 @@ class WorkByPart {
   template <class Of>
   explicit WorkByPart(Of of) {
     for (int k = 0; k <= kOctaves; ++k) seconds_.push_back(of(std::exp2(-k)));
-    for (int k = kOctaves - 1; k >= 0; --k) seconds_[static_cast<size_t>(k)] = std::max(at_octave(k), at_octave(k + 1));
+    for (int k = kOctaves - 1; k >= 0; --k) seconds_[k] = std::max(at_octave(k), at_octave(k + 1));
   }
   double at(double part) const {
     if (part <= 0) return 0;
@@ -67,7 +67,7 @@ class WorkByPart {
 
  private:
   static constexpr int kOctaves = 16;
-  double at_octave(int k) const { return seconds_[static_cast<size_t>(k)]; }
+  double at_octave(int k) const { return seconds_[k]; }
   std::vector<double> seconds_;
 };
 
@@ -86,8 +86,7 @@ double part_of(const Mesh& mesh, const Ints& at, size_t a, bool splits_alone = f
     const MeshAxis& axis = mesh.axes[b];
     if (splits_alone && !is_split(axis)) continue;
     if (axis.only >= 0)  // of unlike replicas
-      part *=
-          axis.shares[static_cast<size_t>(axis.only)] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
+      part *= axis.shares[axis.only] / std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0);
     if (b == a || axis.size == 1) continue;
     if (axis.shares.empty()) {
       part /= static_cast<double>(axis.size);
@@ -95,8 +94,8 @@ double part_of(const Mesh& mesh, const Ints& at, size_t a, bool splits_alone = f
     }
     const int64_t row = axis.ragged() ? row_of(mesh.axes, b, at) : 0;
     double sum = 0;
-    for (int64_t k = 0; k < axis.size; ++k) sum += std::max(0.0, axis.shares[static_cast<size_t>(row * axis.size + k)]);
-    part *= std::max(0.0, axis.shares[static_cast<size_t>(row * axis.size + at[b])]) / sum;
+    for (int64_t k = 0; k < axis.size; ++k) sum += std::max(0.0, axis.shares[row * axis.size + k]);
+    part *= std::max(0.0, axis.shares[row * axis.size + at[b]]) / sum;
   }
   return part;
 }
@@ -118,7 +117,7 @@ class Dealer {
       const Op& op = graph.ops[i];
       const auto scope = static_cast<size_t>(op.scope);
       const int32_t stage = scope < tasks.stage_of_scope.size() ? std::max(0, tasks.stage_of_scope[scope]) : 0;
-      StageWork& mine = work_[static_cast<size_t>(tasks.mesh_of_stage[static_cast<size_t>(stage)])];
+      StageWork& mine = work_[tasks.mesh_of_stage[stage]];
       const OpView view = view_of(graph, op);
       OpsAlike ops{.cost = cost_of(view), .shape = {}, .product = {}};
       ops.product = product_of(view, ops.cost);
@@ -255,7 +254,7 @@ class Dealer {
     return {room.parameters.fixed * stage.parameters + room.values.fixed * stage.values + (splits ? 0 : ways),
             samples + (splits ? ways : 0)};
   }
-  bool limited(int32_t d) const { return !options_.rooms.empty() && devices_[static_cast<size_t>(d)].memory_bytes > 0; }
+  bool limited(int32_t d) const { return !options_.rooms.empty() && devices_[d].memory_bytes > 0; }
 
   struct Found {
     std::vector<Worker> kinds;
@@ -288,7 +287,7 @@ class Dealer {
   using Key = std::vector<std::tuple<size_t, double, double, double, double, std::string>>;
   void add_member(size_t m, int32_t d, const Ints& at, size_t a, int64_t units, Worker& worker, Key& key) const {
     const Mesh& mesh = tasks_.meshes[m];
-    const DeviceSpec& device = devices_[static_cast<size_t>(d)];
+    const DeviceSpec& device = devices_[d];
     const double each = part_of(mesh, at, a) / static_cast<double>(units);
     const Timed t = timed(m, device, is_split(mesh.axes[a]));
     const Held held = limited(d) ? held_by(m, d, at, a) : Held{};
@@ -365,19 +364,18 @@ class Dealer {
     for (size_t k = 0; k < mesh.devices.size(); ++k) {
       if (mesh.devices[k] < 0) continue;
       const Ints at = mesh.coordinates(static_cast<int64_t>(k));
-      const DeviceRates rates = tasks_.cost.rates_of(devices_[static_cast<size_t>(mesh.devices[k])], options_.half);
+      const DeviceRates rates = tasks_.cost.rates_of(devices_[mesh.devices[k]], options_.half);
       const double part = part_of(mesh, at, a);
       double seconds = 0;
       for (size_t i = 0; i < work_[m].ops.size(); ++i) {
         const int64_t extent = std::max(work_[m].ops[i].extent, mesh.axes[a].size);
         Ints& shares = rounded[extent];
         if (shares.empty()) shares = round_shares(extent, weights);
-        const double mine =
-            part * static_cast<double>(shares[static_cast<size_t>(at[a])]) / static_cast<double>(extent);
+        const double mine = part * static_cast<double>(shares[at[a]]) / static_cast<double>(extent);
         seconds += seconds_of(m, i, rates, mine);
       }
       const Ints& finest = rounded[kFine];
-      const double share = static_cast<double>(finest[static_cast<size_t>(at[a])]) / static_cast<double>(kFine);
+      const double share = static_cast<double>(finest[at[a]]) / static_cast<double>(kFine);
       seconds += pass_seconds(tasks_.cost.update_passes * work_[m].parameters * part * share, rates);
       slowest = std::max(slowest, seconds);
     }
@@ -394,8 +392,8 @@ class Dealer {
       if (d < 0 || !limited(d)) continue;
       const Ints at = mesh.coordinates(static_cast<int64_t>(k));
       const Held held = held_by(m, d, at, a);
-      full = std::max(full, (held.fixed + held.whole * weights[static_cast<size_t>(at[a])] / sum) /
-                                static_cast<double>(devices_[static_cast<size_t>(d)].memory_bytes));
+      full = std::max(full,
+                      (held.fixed + held.whole * weights[at[a]] / sum) / static_cast<double>(devices_[d].memory_bytes));
     }
     return full;
   }
@@ -448,8 +446,7 @@ std::vector<double> parts_of_work(const std::vector<Mesh>& meshes, size_t device
   for (const Mesh& mesh : meshes)
     for (size_t k = 0; k < mesh.devices.size(); ++k)
       if (mesh.devices[k] >= 0)
-        out[static_cast<size_t>(mesh.devices[k])] =
-            part_of(mesh, mesh.coordinates(static_cast<int64_t>(k)), mesh.axes.size(), splits_alone);
+        out[mesh.devices[k]] = part_of(mesh, mesh.coordinates(static_cast<int64_t>(k)), mesh.axes.size(), splits_alone);
   return out;
 }
 
@@ -458,7 +455,7 @@ std::vector<StageBytes> stage_bytes_of_devices(const TaskGraphs& tasks, size_t d
   for (size_t s = 0; s < tasks.stage_bytes.size(); ++s)
     for (const int32_t d : tasks.mesh(static_cast<int32_t>(s)).devices) {
       if (d < 0) continue;
-      StageBytes& mine = out[static_cast<size_t>(d)];
+      StageBytes& mine = out[d];
       mine.parameters += tasks.stage_bytes[s].parameters, mine.values += tasks.stage_bytes[s].values;
     }
   return out;

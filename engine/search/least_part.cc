@@ -72,7 +72,7 @@ double least_part_ms(const PartitionGroups& groups, int group) {
   for (size_t g = 0; g < groups.groups.size(); ++g)
     for (const auto& [node, edges] : groups.groups[g].reads) {
       ends[node].insert(static_cast<int>(g));
-      ends[node].insert(groups.group_of[static_cast<size_t>(node)]);
+      ends[node].insert(groups.group_of[node]);
     }
   const size_t n = groups.groups.size(), sink = n + 2 * ends.size();
   Flow flow(sink + 1);
@@ -81,14 +81,14 @@ double least_part_ms(const PartitionGroups& groups, int group) {
     if (g != static_cast<size_t>(group)) flow.edge(g, sink, groups.groups[g].device_ms);
   size_t at = n;
   for (const auto& [node, touched] : ends) {
-    flow.edge(at, at + 1, groups.send_ms[static_cast<size_t>(node)]);
+    flow.edge(at, at + 1, groups.send_ms[node]);
     for (const int g : touched) {
       flow.edge(static_cast<size_t>(g), at, kNever);
       flow.edge(at + 1, static_cast<size_t>(g), kNever);
     }
     at += 2;
   }
-  return groups.groups[static_cast<size_t>(group)].device_ms + flow.most(static_cast<size_t>(group), sink);
+  return groups.groups[group].device_ms + flow.most(static_cast<size_t>(group), sink);
 }
 
 }  // namespace whale

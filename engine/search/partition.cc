@@ -31,16 +31,15 @@ class Part {
     std::vector<int32_t> place(groups.group_of.size(), -1);
     for (const PartitionGroup& g : groups.groups)
       for (const int u : g.senders) {
-        place[static_cast<size_t>(u)] = static_cast<int32_t>(outputs_.size());
-        outputs_.push_back(
-            {.ms = groups.send_ms[static_cast<size_t>(u)], .readers = groups.readers[static_cast<size_t>(u)]});
+        place[u] = static_cast<int32_t>(outputs_.size());
+        outputs_.push_back({.ms = groups.send_ms[u], .readers = groups.readers[u]});
       }
     for (const PartitionGroup& g : groups.groups) {
       Group group{.device = g.device_ms, .host = g.host_ms, .bytes = g.bytes, .not_on_device = g.on_device ? 0 : 1};
       group.sends = static_cast<int32_t>(sends_.size());
-      for (const int u : g.senders) sends_.push_back(place[static_cast<size_t>(u)]);
+      for (const int u : g.senders) sends_.push_back(place[u]);
       group.reads = static_cast<int32_t>(reads_.size());
-      for (const auto& [u, edges] : g.reads) reads_.push_back({place[static_cast<size_t>(u)], edges});
+      for (const auto& [u, edges] : g.reads) reads_.push_back({place[u], edges});
       groups_.push_back(group);
     }
     groups_.push_back({.sends = static_cast<int32_t>(sends_.size()), .reads = static_cast<int32_t>(reads_.size())});
@@ -49,13 +48,13 @@ class Part {
   const Sums& sums() const { return sums_; }
 
   void add(int32_t g) {
-    const Group &group = groups_[static_cast<size_t>(g)], &end = groups_[static_cast<size_t>(g) + 1];
+    const Group &group = groups_[g], &end = groups_[static_cast<size_t>(g) + 1];
     sums_.device += group.device;
     sums_.host += group.host;
     sums_.bytes += group.bytes;
     sums_.not_on_device += group.not_on_device;
     for (int32_t j = group.sends; j < end.sends; ++j) {
-      Output& out = outputs_[static_cast<size_t>(sends_[static_cast<size_t>(j)])];
+      Output& out = outputs_[sends_[j]];
       out.here = true;
       if (out.read == 0)
         sums_.sent += out.ms;
@@ -63,8 +62,8 @@ class Part {
         sums_.sent -= out.ms;
     }
     for (int32_t j = group.reads; j < end.reads; ++j) {
-      const Read& read = reads_[static_cast<size_t>(j)];
-      Output& out = outputs_[static_cast<size_t>(read.output)];
+      const Read& read = reads_[j];
+      Output& out = outputs_[read.output];
       out.read += read.edges;
       if (out.here) {
         if (out.read == out.readers) sums_.sent -= out.ms;
@@ -76,20 +75,18 @@ class Part {
   }
   // `before`: the sums when it was added.
   void remove(int32_t g, const Sums& before) {
-    const Group &group = groups_[static_cast<size_t>(g)], &end = groups_[static_cast<size_t>(g) + 1];
+    const Group &group = groups_[g], &end = groups_[static_cast<size_t>(g) + 1];
     for (int32_t j = group.reads; j < end.reads; ++j) {
-      const Read& read = reads_[static_cast<size_t>(j)];
-      outputs_[static_cast<size_t>(read.output)].read -= read.edges;
+      const Read& read = reads_[j];
+      outputs_[read.output].read -= read.edges;
     }
-    for (int32_t j = group.sends; j < end.sends; ++j)
-      outputs_[static_cast<size_t>(sends_[static_cast<size_t>(j)])].here = false;
+    for (int32_t j = group.sends; j < end.sends; ++j) outputs_[sends_[j]].here = false;
     sums_ = before;
   }
   // Whether a group is of the ideal below the part.
   void below(int32_t g, bool is) {
-    const Group &group = groups_[static_cast<size_t>(g)], &end = groups_[static_cast<size_t>(g) + 1];
-    for (int32_t j = group.sends; j < end.sends; ++j)
-      outputs_[static_cast<size_t>(sends_[static_cast<size_t>(j)])].below = is;
+    const Group &group = groups_[g], &end = groups_[static_cast<size_t>(g) + 1];
+    for (int32_t j = group.sends; j < end.sends; ++j) outputs_[sends_[j]].below = is;
   }
 
  private:
@@ -171,11 +168,11 @@ class Cutter {
     double bound = total_ / (problem_.devices + (problem_.hosts > 0 ? problem_.hosts * host_share_ : 0));
     std::vector<int> order;
     for (size_t g = 0; g < groups_.groups.size(); ++g) order.push_back(static_cast<int>(g));
-    const auto work = [&](int g) { return groups_.groups[static_cast<size_t>(g)].device_ms; };
+    const auto work = [&](int g) { return groups_.groups[g].device_ms; };
     std::ranges::sort(order, std::ranges::greater(), work);
     for (size_t j = 0; j < std::min<size_t>(3, order.size()); ++j) {
       double here = least_part_ms(groups_, order[j]);
-      if (problem_.hosts > 0) here = std::min(here, groups_.groups[static_cast<size_t>(order[j])].host_ms);
+      if (problem_.hosts > 0) here = std::min(here, groups_.groups[order[j]].host_ms);
       bound = std::max(bound, here);
     }
     return bound;
@@ -219,7 +216,7 @@ class Cutter {
         std::vector<uint64_t> set(sets.begin() + static_cast<int64_t>(i * words),
                                   sets.begin() + static_cast<int64_t>((i + 1) * words));
         set[static_cast<size_t>(g) / 64] |= 1ull << (g % 64);
-        const uint64_t hash = hashes[i] ^ keys[static_cast<size_t>(g)];
+        const uint64_t hash = hashes[i] ^ keys[g];
         int32_t to = -1;
         for (auto [at, end] = known.equal_range(hash); at != end; ++at)
           if (std::equal(set.begin(), set.end(),
@@ -237,8 +234,8 @@ class Cutter {
           std::vector<int32_t> next;
           for (const int32_t other : grow)
             if (other != g) next.push_back(other);
-          for (const int after : groups_.groups[static_cast<size_t>(g)].after)
-            if (std::ranges::all_of(groups_.groups[static_cast<size_t>(after)].before,
+          for (const int after : groups_.groups[g].after)
+            if (std::ranges::all_of(groups_.groups[after].before,
                                     [&](int b) { return (set[static_cast<size_t>(b) / 64] >> (b % 64) & 1) != 0; }))
               next.push_back(after);
           open.push_back(std::move(next));
@@ -265,8 +262,7 @@ class Cutter {
     for (size_t i = 1; i < n; ++i) {
       // From the ideal before to this one, by way of what both hold; most share nearly all.
       want.clear();
-      for (auto at = static_cast<int32_t>(i); at > 0; at = out.from[static_cast<size_t>(at)])
-        want.push_back(out.by[static_cast<size_t>(at)]);
+      for (auto at = static_cast<int32_t>(i); at > 0; at = out.from[at]) want.push_back(out.by[at]);
       std::ranges::reverse(want);
       size_t same = 0;
       while (same < path.size() && same < want.size() && path[same].first == want[same]) ++same;
@@ -279,7 +275,7 @@ class Cutter {
         part.add(path.back().first);
       }
       const auto from = static_cast<size_t>(out.from[i]);
-      const PartitionGroup& last = groups_.groups[static_cast<size_t>(out.by[i])];
+      const PartitionGroup& last = groups_.groups[out.by[i]];
       out.host_ms[i] = out.host_ms[from] + last.host_ms;
       out.device_ms[i] = out.device_ms[from] + last.device_ms;
       out.bytes[i] = out.bytes[from] + last.bytes;
@@ -336,8 +332,7 @@ class Cutter {
       if (begins.empty()) continue;
       if (late()) return false;
       const auto below = [&](bool is) {
-        for (auto at = static_cast<int32_t>(i); at > 0; at = ideals.from[static_cast<size_t>(at)])
-          part_.below(ideals.by[static_cast<size_t>(at)], is);
+        for (auto at = static_cast<int32_t>(i); at > 0; at = ideals.from[at]) part_.below(ideals.by[at], is);
       };
       below(true);
       for (const bool host : {false, true}) {
@@ -363,15 +358,15 @@ class Cutter {
         stamp[i] = visit;
         while (!walk.empty()) {
           Frame& frame = walk.back();
-          const auto& steps = ideals.steps[static_cast<size_t>(frame.ideal)];
+          const auto& steps = ideals.steps[frame.ideal];
           if (frame.step == steps.size()) {
             if (frame.group >= 0) part_.remove(frame.group, frame.before);
             walk.pop_back();
             continue;
           }
           const Ideals::Step step = steps[frame.step++];
-          if (stamp[static_cast<size_t>(step.to)] == visit) continue;
-          stamp[static_cast<size_t>(step.to)] = visit;
+          if (stamp[step.to] == visit) continue;
+          stamp[step.to] = visit;
           const Part::Sums before = part_.sums();
           part_.add(step.group);
           const Part::Sums& now = part_.sums();
@@ -432,13 +427,11 @@ class Cutter {
     while (at > 0) {
       const int32_t from = states(d, h, static_cast<size_t>(at)).from;
       std::set<int32_t> groups;
-      for (auto walk = at; walk > 0; walk = ideals.from[static_cast<size_t>(walk)])
-        groups.insert(ideals.by[static_cast<size_t>(walk)]);
-      for (auto walk = from; walk > 0; walk = ideals.from[static_cast<size_t>(walk)])
-        groups.erase(ideals.by[static_cast<size_t>(walk)]);
+      for (auto walk = at; walk > 0; walk = ideals.from[walk]) groups.insert(ideals.by[walk]);
+      for (auto walk = from; walk > 0; walk = ideals.from[walk]) groups.erase(ideals.by[walk]);
       PartitionPart part;
       for (const int32_t g : groups) {
-        const PartitionGroup& group = groups_.groups[static_cast<size_t>(g)];
+        const PartitionGroup& group = groups_.groups[g];
         part.nodes.insert(part.nodes.end(), group.nodes.begin(), group.nodes.end());
         part.bytes += group.bytes;
       }
@@ -468,14 +461,14 @@ double part_ms(const PartitionProblem& problem, const std::vector<int>& nodes, b
   std::vector<char> inside(problem.nodes.size(), 0);
   double ms = 0;
   for (const int i : nodes) {
-    inside[static_cast<size_t>(i)] = 1;
-    ms += host ? problem.nodes[static_cast<size_t>(i)].host_ms : problem.nodes[static_cast<size_t>(i)].device_ms;
+    inside[i] = 1;
+    ms += host ? problem.nodes[i].host_ms : problem.nodes[i].device_ms;
   }
   if (host) return ms;
   std::set<int> crossing;
   for (const auto& [u, v] : problem.edges)
-    if (inside[static_cast<size_t>(u)] != inside[static_cast<size_t>(v)]) crossing.insert(u);
-  for (const int u : crossing) ms += problem.nodes[static_cast<size_t>(u)].send_ms;
+    if (inside[u] != inside[v]) crossing.insert(u);
+  for (const int u : crossing) ms += problem.nodes[u].send_ms;
   return ms;
 }
 

@@ -16,13 +16,12 @@ class Joined {
  public:
   explicit Joined(size_t n) : up_(n) { std::iota(up_.begin(), up_.end(), 0); }
   int of(int a) {
-    while (up_[static_cast<size_t>(a)] != a)
-      a = up_[static_cast<size_t>(a)] = up_[static_cast<size_t>(up_[static_cast<size_t>(a)])];
+    while (up_[a] != a) a = up_[a] = up_[up_[a]];
     return a;
   }
   bool join(int a, int b) {
     a = of(a), b = of(b);
-    up_[static_cast<size_t>(b)] = a;
+    up_[b] = a;
     return a != b;
   }
 
@@ -38,7 +37,7 @@ void verify(const PartitionProblem& problem) {
   if (!std::isfinite(problem.device_bytes) || problem.device_bytes < 0)
     throw invalid("devices of {} bytes, expected a number from 0", problem.device_bytes);
   for (int i = 0; i < n; ++i) {
-    const PartitionNode& node = problem.nodes[static_cast<size_t>(i)];
+    const PartitionNode& node = problem.nodes[i];
     for (const double x : {node.device_ms, node.host_ms, node.bytes, node.send_ms})
       if (!std::isfinite(x) || x < 0) throw invalid("node {} has a figure of {}, expected numbers from 0", i, x);
   }
@@ -59,8 +58,7 @@ Order order_of(const PartitionProblem& problem, Joined& joined) {
   for (const auto& [u, v] : problem.edges) {
     const int a = joined.of(u), b = joined.of(v);
     if (a == b) continue;
-    const bool from_backward = problem.nodes[static_cast<size_t>(u)].backward,
-               to_backward = problem.nodes[static_cast<size_t>(v)].backward;
+    const bool from_backward = problem.nodes[u].backward, to_backward = problem.nodes[v].backward;
     if (!from_backward && !to_backward) order.emplace(a, b);
     if (from_backward && to_backward && (!forward.contains(a) || !forward.contains(b))) order.emplace(b, a);
   }
@@ -148,8 +146,8 @@ void verify_acyclic(const PartitionProblem& problem) {
   std::vector<int> left(problem.nodes.size(), 0), ready;
   std::vector<std::vector<int>> after(problem.nodes.size());
   for (const auto& [u, v] : problem.edges) {
-    ++left[static_cast<size_t>(v)];
-    after[static_cast<size_t>(u)].push_back(v);
+    ++left[v];
+    after[u].push_back(v);
   }
   for (size_t i = 0; i < left.size(); ++i)
     if (left[i] == 0) ready.push_back(static_cast<int>(i));
@@ -158,8 +156,8 @@ void verify_acyclic(const PartitionProblem& problem) {
     const int v = ready.back();
     ready.pop_back();
     ++done;
-    for (const int w : after[static_cast<size_t>(v)])
-      if (--left[static_cast<size_t>(w)] == 0) ready.push_back(w);
+    for (const int w : after[v])
+      if (--left[w] == 0) ready.push_back(w);
   }
   if (done < left.size())
     throw invalid("the graph has a cycle through {} of its {} nodes", left.size() - done, left.size());
@@ -208,7 +206,7 @@ PartitionGroups group_nodes(const PartitionProblem& problem) {
     const PartitionNode& node = problem.nodes[i];
     out.group_of[i] = place.at(joined.of(static_cast<int>(i)));
     out.send_ms.push_back(node.send_ms);
-    PartitionGroup& group = out.groups[static_cast<size_t>(out.group_of[i])];
+    PartitionGroup& group = out.groups[out.group_of[i]];
     group.nodes.push_back(static_cast<int>(i));
     group.device_ms += node.device_ms;
     group.host_ms += node.host_ms;
@@ -216,17 +214,17 @@ PartitionGroups group_nodes(const PartitionProblem& problem) {
     group.on_device &= node.on_device;
   }
   for (const auto& [a, b] : order) {
-    out.groups[static_cast<size_t>(place.at(a))].after.push_back(place.at(b));
-    out.groups[static_cast<size_t>(place.at(b))].before.push_back(place.at(a));
+    out.groups[place.at(a)].after.push_back(place.at(b));
+    out.groups[place.at(b)].before.push_back(place.at(a));
   }
   std::map<std::pair<int, int>, int> reads;  // group, node
   for (const auto& [u, v] : problem.edges) {
-    const int from = out.group_of[static_cast<size_t>(u)], to = out.group_of[static_cast<size_t>(v)];
-    if (from == to || problem.nodes[static_cast<size_t>(u)].send_ms == 0) continue;
+    const int from = out.group_of[u], to = out.group_of[v];
+    if (from == to || problem.nodes[u].send_ms == 0) continue;
     ++reads[{to, u}];
-    if (out.readers[static_cast<size_t>(u)]++ == 0) out.groups[static_cast<size_t>(from)].senders.push_back(u);
+    if (out.readers[u]++ == 0) out.groups[from].senders.push_back(u);
   }
-  for (const auto& [at, count] : reads) out.groups[static_cast<size_t>(at.first)].reads.emplace_back(at.second, count);
+  for (const auto& [at, count] : reads) out.groups[at.first].reads.emplace_back(at.second, count);
   return out;
 }
 

@@ -27,7 +27,7 @@ int ClusterProblem::split_index(int split) const {
 
 const BandwidthCurve& ClusterProblem::send(int from, int from_split, int to, int to_split) const {
   const int n = static_cast<int>(splits.size());
-  return sends[static_cast<size_t>(from * n + from_split)][static_cast<size_t>(to * n + to_split)];
+  return sends[from * n + from_split][to * n + to_split];
 }
 
 int64_t ClusterPlan::replicas() const {
@@ -61,8 +61,8 @@ namespace {
 const LayerTimes& times_of(const ClusterProblem& problem, const StagePlace& place, int64_t micro_batch) {
   for (const LayerTimes& t : problem.times)
     if (t.type == place.type && t.split == place.split && t.micro_batch == micro_batch) return t;
-  throw invalid("nothing is known of {} split over {} with micro-batches of {}",
-                problem.types[static_cast<size_t>(place.type)].name, place.split, micro_batch);
+  throw invalid("nothing is known of {} split over {} with micro-batches of {}", problem.types[place.type].name,
+                place.split, micro_batch);
 }
 
 // Of a type's nodes, groups of equal powers of two within a node: the largest first always succeeds if anything does.
@@ -114,10 +114,10 @@ double class_seconds(const ClusterProblem& problem, const std::vector<int>& cuts
   const auto b = static_cast<double>(c.micro_batch);
   double sum = 0, slowest = 0, update = 0;
   for (int i = 0; i < stages; ++i) {
-    const StagePlace& place = c.stages[static_cast<size_t>(i)];
-    const int begin = cuts[static_cast<size_t>(i)], end = cuts[static_cast<size_t>(i) + 1];
+    const StagePlace& place = c.stages[i];
+    const int begin = cuts[i], end = cuts[static_cast<size_t>(i) + 1];
     const int at = problem.split_index(place.split);
-    const ClusterDevices& type = problem.types[static_cast<size_t>(place.type)];
+    const ClusterDevices& type = problem.types[place.type];
     const LayerTimes& times = times_of(problem, place, c.micro_batch);
     const double bytes = stage_bytes(problem, begin, end, at, c.micro_batch, stages - 1 - i);
     if (bytes > type.memory_bytes)
@@ -126,11 +126,11 @@ double class_seconds(const ClusterProblem& problem, const std::vector<int>& cuts
     peak = std::max(peak, bytes);
     const double compute =
         type.slower * std::accumulate(times.seconds.begin() + begin, times.seconds.begin() + end, 0.0);
-    update = std::max(update, type.slower * times.update_seconds[static_cast<size_t>(begin)]);
+    update = std::max(update, type.slower * times.update_seconds[begin]);
     const auto seconds = [&](int layer, int neighbour) {
-      const StagePlace& to = c.stages[static_cast<size_t>(neighbour)];
+      const StagePlace& to = c.stages[neighbour];
       return problem.send(place.type, at, to.type, problem.split_index(to.split))
-          .seconds(problem.output_bytes[static_cast<size_t>(layer)] * b);
+          .seconds(problem.output_bytes[layer] * b);
     };
     const double forward = i + 1 < stages ? seconds(end - 1, i + 1) : 0;
     const double back = i > 0 ? seconds(begin, i - 1) : 0;
@@ -159,13 +159,12 @@ ClusterPrice price(const ClusterProblem& problem, const ClusterPlan& plan) {
   const int64_t replicas = plan.replicas();
   for (int i = 0; i < plan.stages(); ++i) {
     double bytes = 0;
-    for (int l = plan.cuts[static_cast<size_t>(i)]; l < plan.cuts[static_cast<size_t>(i) + 1]; ++l)
-      bytes += problem.weight_bytes[static_cast<size_t>(l)];
+    for (int l = plan.cuts[i]; l < plan.cuts[static_cast<size_t>(i) + 1]; ++l) bytes += problem.weight_bytes[l];
     // Neighbours along the ring of this stage's replicas, class after class.
     std::vector<int> ring;
     int split = problem.splits.back();
     for (const ReplicaClass& c : plan.classes) {
-      const StagePlace& place = c.stages[static_cast<size_t>(i)];
+      const StagePlace& place = c.stages[i];
       split = std::min(split, place.split);
       ring.insert(ring.end(), c.replicas > 1 ? 2 : 1, place.type);
     }

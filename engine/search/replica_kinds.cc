@@ -60,7 +60,7 @@ KindTables::KindTables(const ClusterProblem& problem) : problem_(&problem) {
   for (const LayerTimes& t : problem.times) {
     const auto b = static_cast<size_t>(std::ranges::find(micro_batches_, t.micro_batch) - micro_batches_.begin());
     const size_t place = static_cast<size_t>(t.type) * degrees + static_cast<size_t>(problem.split_index(t.split));
-    sums_[b * places_.size() + place] = sums_of(t.seconds, problem.types[static_cast<size_t>(t.type)].slower);
+    sums_[b * places_.size() + place] = sums_of(t.seconds, problem.types[t.type].slower);
     times_[b * places_.size() + place] = &t;
   }
   for (const int64_t b : micro_batches_)
@@ -83,7 +83,7 @@ bool KindTables::fits(size_t micro_batch_at, size_t place, int begin, int end, i
                            static_cast<double>(micro_batches_[micro_batch_at]) * (after + 1) +
                        problem_->reserved_bytes[d];
   // Sums of prefixes round otherwise than the price's sums.
-  return bytes * (1 + 1e-12) <= problem_->types[static_cast<size_t>(places_[place].type)].memory_bytes;
+  return bytes * (1 + 1e-12) <= problem_->types[places_[place].type].memory_bytes;
 }
 
 double KindTables::fastest(std::span<const int> cuts, std::span<const int> least) const {
@@ -150,8 +150,7 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
           Step& first = steps[p];
           first.open = compute[p];
           first.cost = asked[p];
-          first.update =
-              problem_->types[static_cast<size_t>(places_[p].type)].slower * times_[b * places + p]->update_seconds[0];
+          first.update = problem_->types[places_[p].type].slower * times_[b * places + p]->update_seconds[0];
         }
         for (size_t i = 1; i < stages; ++i)
           for (size_t p = 0; p < places; ++p) {
@@ -171,9 +170,8 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
                       .open = open,
                       .sum = last.sum + whole,
                       .peak = std::max(last.peak, whole),
-                      .update = std::max(last.update,
-                                         problem_->types[static_cast<size_t>(places_[p].type)].slower *
-                                             times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]),
+                      .update = std::max(last.update, problem_->types[places_[p].type].slower *
+                                                          times_[b * places + p]->update_seconds[cuts[i]]),
                       .from = static_cast<int32_t>(q)};
             }
           }
@@ -197,7 +195,7 @@ double KindTables::kinds(std::span<const int> cuts, std::span<const int> least, 
         kind.stages.resize(stages);
         double value = price[rows_ - 1];
         for (size_t i = stages, p = end; i-- > 0;) {
-          kind.stages[i] = {places_[p].type, problem_->splits[static_cast<size_t>(places_[p].split_at)]};
+          kind.stages[i] = {places_[p].type, problem_->splits[places_[p].split_at]};
           for (size_t r = 0; r + 1 < rows_; ++r) kind.use[r] += places_[p].use[r];
           value += worth[p];
           p = static_cast<size_t>(steps[i * places + p].from);
@@ -244,9 +242,9 @@ bool KindTables::all_kinds(std::span<const int> cuts, std::span<const int> least
                  fits(b, p, cuts[i], cuts[i + 1], static_cast<int>(stages - 1 - i));
       if (!possible) break;
       for (size_t r = 0; r + 1 < rows_; ++r) possible &= (kind.use[r] += places_[p].use[r]) <= have_[r];
-      kind.stages.push_back({places_[p].type, problem_->splits[static_cast<size_t>(places_[p].split_at)]});
-      update = std::max(update, problem_->types[static_cast<size_t>(places_[p].type)].slower *
-                                    times_[b * places + p]->update_seconds[static_cast<size_t>(cuts[i])]);
+      kind.stages.push_back({places_[p].type, problem_->splits[places_[p].split_at]});
+      update =
+          std::max(update, problem_->types[places_[p].type].slower * times_[b * places + p]->update_seconds[cuts[i]]);
     }
     if (!possible) continue;
     double sum = 0;

@@ -51,7 +51,7 @@ class KindTables {
   // Seconds of a stage, without its sends; infinity where it is not known.
   double stage_seconds(size_t micro_batch_at, size_t place, int begin, int end) const {
     const std::vector<double>& sums = sums_[micro_batch_at * places_.size() + place];
-    return sums.empty() ? kNever : sums[static_cast<size_t>(end)] - sums[static_cast<size_t>(begin)];
+    return sums.empty() ? kNever : sums[end] - sums[begin];
   }
   bool fits(size_t micro_batch_at, size_t place, int begin, int end, int after) const;
 

@@ -90,7 +90,7 @@ Ints whale_units(int64_t units, const WhaleBalance& balance) { return round_shar
 std::vector<int32_t> whale_stage_order(const std::vector<WhaleDevice>& devices) {
   std::vector<int32_t> order(devices.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, std::greater<>(), [&](int32_t i) { return devices[static_cast<size_t>(i)].memory; });
+  std::ranges::stable_sort(order, std::greater<>(), [&](int32_t i) { return devices[i].memory; });
   return order;
 }
 

@@ -209,8 +209,8 @@ struct Session::Impl {
         for (const Segment& segment : program.segments)
           for (const Instruction& instruction : segment.instructions)
             for (const BufferId id : instruction.out)
-              if (const Buffer& buffer = program.buffers[static_cast<size_t>(id)]; buffer.kind == BufferKind::kVariable)
-                written[static_cast<size_t>(buffer.ref)] = true;
+              if (const Buffer& buffer = program.buffers[id]; buffer.kind == BufferKind::kVariable)
+                written[buffer.ref] = true;
     return written;
   }
 
@@ -623,7 +623,7 @@ struct Session::Impl {
                                 held.back().ranks.end());
       }
       // Both files are shared out together.
-      const auto mine = all.next(variable.dims, size_of(variable.dtype), held)[static_cast<size_t>(rank())];
+      const auto mine = all.next(variable.dims, size_of(variable.dtype), held)[rank()];
       if ((variable.role == Role::kState) != state) continue;
       for (const Part& piece : mine) {
         const bool whole = piece == part_of(variable.dims, std::vector<SubAxisCut>{});
@@ -661,7 +661,7 @@ const InputSlices& Session::input_slices(RunMode mode, int64_t batch, std::strin
   const std::vector<PlanInput>& ports = executor.entry().inputs;
   const auto port = std::ranges::find(ports, input, &PlanInput::name);
   if (port == ports.end()) throw invalid("{} has no input '{}'", entry_name(mode), input);
-  return executor.input_slices()[static_cast<size_t>(port - ports.begin())];
+  return executor.input_slices()[port - ports.begin()];
 }
 
 void Session::prepare(RunMode mode, int64_t batch) { impl_->prepare(mode, batch); }

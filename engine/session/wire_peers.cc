@@ -28,7 +28,7 @@ WirePeers::WirePeers(Machine& machine, std::string_view what)
   ways_.resize(static_cast<size_t>(size()));
   for (int r = 0; r < size(); ++r) {
     if (r == rank() || (r != 0 && rank() != 0)) continue;
-    ways_[static_cast<size_t>(r)] = {wire_.open_sender(r, kTag, 2), wire_.open_receiver(r, kTag)};
+    ways_[r] = {wire_.open_sender(r, kTag, 2), wire_.open_receiver(r, kTag)};
   }
   machine_.team().wait_idle();
   machine_.ear()->listen(this, [this] { machine_.transport().reset(); });
@@ -66,7 +66,7 @@ std::invoke_result_t<Body> WirePeers::within(double seconds, bool cancellable, B
 }
 
 void WirePeers::send(int rank, const std::string& text) {
-  Wire::Sender& to = *ways_[static_cast<size_t>(rank)].to;
+  Wire::Sender& to = *ways_[rank].to;
   const uint64_t bytes = text.size();
   for (const auto& [from, n] : {std::pair<const void*, size_t>(&bytes, sizeof bytes), {text.data(), text.size()}}) {
     if (n == 0) continue;
@@ -78,7 +78,7 @@ void WirePeers::send(int rank, const std::string& text) {
 }
 
 std::string WirePeers::receive(int rank) {
-  Wire::Receiver& from = *ways_[static_cast<size_t>(rank)].from;
+  Wire::Receiver& from = *ways_[rank].from;
   uint64_t bytes = 0;
   const auto next = [&](void* to, size_t n) {
     const char* const at = from.begin(n, this);

@@ -70,12 +70,11 @@ void check_adasum(const ReshardBuilder& b, const Gradients& gradients) {
         if (x != kNone) look.push_back(x);
       for (const std::vector<int>& summands : factors_of(b.out.graph, op).linear)
         for (const int i : summands) {
-          const OpId sum = summed_replicas(b, op.inputs[static_cast<size_t>(i)]);
-          if (sum == kNone || std::all_of(summands.begin(), summands.end(), [&](int other) {
-                return summed_replicas(b, op.inputs[static_cast<size_t>(other)]) != kNone;
-              }))
+          const OpId sum = summed_replicas(b, op.inputs[i]);
+          if (sum == kNone || std::all_of(summands.begin(), summands.end(),
+                                          [&](int other) { return summed_replicas(b, op.inputs[other]) != kNone; }))
             continue;
-          for (const int other : summands) check_came_alike(b, op, op.inputs[static_cast<size_t>(other)]);
+          for (const int other : summands) check_came_alike(b, op, op.inputs[other]);
           throw unimplemented(
               "Adasum of the gradient of '{}', of which a part is the same on all replicas (a penalty on the "
               "parameter): '{}' joins it to what the replicas' own parts add up to; use the optimizer's weight decay, "

@@ -93,7 +93,7 @@ double Ways::moved_bytes(const Factor* f, const OpCut& cut, const std::vector<co
 
 // A gradient that all micro-batches have a term of.
 bool Ways::of_parameters(TensorId id) const {
-  const TensorId x = p_.forward_of[static_cast<size_t>(id)];
+  const TensorId x = p_.forward_of[id];
   return p_.parameter_of.contains(id) ||
          (x != kNone && forms_.of(x).sharding.axes[kTime].placement == Placement::kReplicate);
 }
@@ -135,7 +135,7 @@ std::vector<SubAxis> Ways::comes_for_others() const {
            op_.operand(static_cast<size_t>(at - op.inputs.begin()), a_) != Placement::kReplicate;
   };
   const auto known = [&](TensorId id) { return id == kNone || !forms_.of(id).sharding.axes.empty(); };
-  for (const OpId number : p_.gradients_of[static_cast<size_t>(op.origin)]) {
+  for (const OpId number : p_.gradients_of[op.origin]) {
     const Op& other = p_.graph.op(number);
     if (&other == &op || std::ranges::all_of(other.outputs, known) || !std::ranges::all_of(other.inputs, known) ||
         other.stage != op.stage || std::ranges::none_of(other.inputs, moves))
@@ -147,7 +147,7 @@ std::vector<SubAxis> Ways::comes_for_others() const {
     for (size_t o = 0; o < results.size(); ++o) placed.out.push_back(other.outputs[o] == kNone ? nullptr : &results[o]);
     const OpCut cut = Ways(p_, forms_, placed, a_).cheapest({});
     if (!cut.present()) continue;
-    const Factor& f = placed.factors.list[static_cast<size_t>(cut.factor)];
+    const Factor& f = placed.factors.list[cut.factor];
     out.resize(op.inputs.size());
     for (size_t k = 0; k < other.inputs.size(); ++k)
       for (size_t i = 0; i < op.inputs.size(); ++i)
@@ -187,7 +187,7 @@ OpCut Ways::cheapest(const std::vector<SubAxis>& comes) const {
   const CostModel& cost = p_.axes.tasks.cost;
   const double work = op_seconds(cost_of(p_.graph, op_.op), cost.device);
   const auto seconds = [&](const OpCut& cut) {
-    const Factor* f = cut.present() ? &op_.factors.list[static_cast<size_t>(cut.factor)] : nullptr;
+    const Factor* f = cut.present() ? &op_.factors.list[cut.factor] : nullptr;
     return (f ? work / static_cast<double>(n_) : work) +
            link_seconds(moved_bytes(f, cut, wanted, comes), 0, p_.axes.tasks.link(op_.op.stage, a_ - 1)) +
            pass_seconds(added_bytes(f), cost.device) + cost.held_seconds(held_bytes(f));

@@ -106,7 +106,7 @@ void Walk::choose_op(OpId number) {
   const Op& op = p_.graph.op(number);
   const size_t axes = p_.axes.axes();
   const Factors& factors = p_.factors.of(op);
-  Price& price = out_.prices[static_cast<size_t>(number)];
+  Price& price = out_.prices[number];
   forms_.charge_to(price);
   std::vector<ReadForm> operands;
   operands.reserve(op.inputs.size());
@@ -129,7 +129,7 @@ void Walk::choose_op(OpId number) {
   std::vector<OpCut> cuts(axes);
   for (size_t a = 0; a < axes; ++a) {
     if (!p_.axes.cuts(a, op.stage)) continue;
-    const OpCut& cut = cuts[a] = out_.cuts[a][static_cast<size_t>(number)] = choose(placed, number, a);
+    const OpCut& cut = cuts[a] = out_.cuts[a][number] = choose(placed, number, a);
     if (cut.present()) {
       for (size_t i = 0; i < op.inputs.size(); ++i) {
         if (const SubAxis piece = streamed_piece(placed, i, a, cut); piece.present()) take(i, a, shard(piece));
@@ -160,8 +160,8 @@ void Walk::choose_op(OpId number) {
     }
   for (const TensorId id : op.outputs) {
     if (id == kNone) continue;
-    out_.shardings[static_cast<size_t>(id)] = forms_.of(id).sharding;
-    out_.stages[static_cast<size_t>(id)] = op.stage;
+    out_.shardings[id] = forms_.of(id).sharding;
+    out_.stages[id] = op.stage;
     settle_gradient(op, id);
   }
 }
@@ -169,18 +169,17 @@ void Walk::choose_op(OpId number) {
 void Walk::to_storage_sharding(const Variable& v) {
   const OpId last = v.next == kNone ? kNone : p_.graph.tensor(v.next).producer;
   if (last == kNone) return;
-  forms_.charge_to(out_.prices[static_cast<size_t>(last)]);
+  forms_.charge_to(out_.prices[last]);
   ReadForm next = forms_.as_made(v.next);
   for (size_t a = 0; a < p_.axes.axes(); ++a)
-    forms_.to_sharding(next, v.next, p_.graph.op(last), a, out_.shardings[static_cast<size_t>(v.tensor)].axes[a]);
+    forms_.to_sharding(next, v.next, p_.graph.op(last), a, out_.shardings[v.tensor].axes[a]);
 }
 
 OpCut Walk::choose(const Placed& p, OpId number, size_t a) const {
-  const OpCut samples = p_.has_samples(number) ? p_.samples[static_cast<size_t>(number)] : OpCut{};
+  const OpCut samples = p_.has_samples(number) ? p_.samples[number] : OpCut{};
   if (a == kTime) {
     const OpCut cut = largest_cut(p, a);
-    return !cut.present() && p_.has_own_rows(number) &&
-                   fits(p, p.factors.list[static_cast<size_t>(samples.factor)], samples.sub, a)
+    return !cut.present() && p_.has_own_rows(number) && fits(p, p.factors.list[samples.factor], samples.sub, a)
                ? samples
                : cut;
   }
@@ -197,10 +196,9 @@ OpCut Walk::choose(const Placed& p, OpId number, size_t a) const {
     return largest_cut(p, a);
   }
   if (p.op.phase == Phase::kForward) {
-    const OpCut& planned = splits_[a][static_cast<size_t>(number)];
+    const OpCut& planned = splits_[a][number];
     // State may have cut an operand along an axis outside in a way that was not foreseen.
-    if (!planned.present() || fits(p, p.factors.list[static_cast<size_t>(planned.factor)], planned.sub, a))
-      return planned;
+    if (!planned.present() || fits(p, p.factors.list[planned.factor], planned.sub, a)) return planned;
   }
   return cheapest_cut(p_, forms_, p, a);
 }
@@ -247,7 +245,7 @@ OpCut Walk::cut_of_state(const Placed& placed, size_t a) const {
 }
 
 AxisSharding Walk::settled_along(const Op& op, TensorId id, TensorId parameter, size_t a) const {
-  const AxisSharding& stored = out_.shardings[static_cast<size_t>(parameter)].axes[a];
+  const AxisSharding& stored = out_.shardings[parameter].axes[a];
   if (p_.axes.role(op, a) != AxisRole::kReplica)
     return stored.placement == Placement::kShard && pays_to_settle(op, id, a) ? stored : AxisSharding{};
   if (p_.options.zero < 2) return {};

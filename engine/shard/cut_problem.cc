@@ -15,7 +15,7 @@ int64_t samples_of(const Graph& graph) {
   for (const TensorId id : graph.inputs) {
     const Tensor& t = graph.tensor(id);
     if (t.batch_dim < 0) continue;
-    const int64_t samples = t.dims[static_cast<size_t>(t.batch_dim)];
+    const int64_t samples = t.dims[t.batch_dim];
     if (batch && samples != batch)
       throw invalid(
           "input '{}' has {} samples in dimension {}, another input has {}; all batch dimensions must be equal", t.name,
@@ -40,7 +40,7 @@ std::vector<TensorId> forward_tensors(const Graph& g) {
         if (best == kNone || !read) best = x;
         if (!read) break;
       }
-      out[static_cast<size_t>(id)] = best;
+      out[id] = best;
     }
   }
   return out;
@@ -51,7 +51,7 @@ std::vector<std::vector<OpId>> gradient_ops(const Graph& g) {
   for (size_t i = 0; i < g.ops.size(); ++i)
     if (const Op& op = g.ops[i];
         op.phase == Phase::kBackward && op.origin != kNone && static_cast<size_t>(op.origin) < g.ops.size())
-      out[static_cast<size_t>(op.origin)].push_back(static_cast<OpId>(i));
+      out[op.origin].push_back(static_cast<OpId>(i));
   return out;
 }
 
@@ -59,7 +59,7 @@ std::vector<OpId> first_readers(const Graph& g) {
   std::vector<OpId> out(g.tensors.size(), kNone);
   for (size_t i = g.ops.size(); i-- > 0;)
     for (const TensorId id : g.ops[i].inputs)
-      if (id != kNone) out[static_cast<size_t>(id)] = static_cast<OpId>(i);
+      if (id != kNone) out[id] = static_cast<OpId>(i);
   return out;
 }
 
@@ -69,8 +69,8 @@ std::vector<char> sums_of_unlike_samples(const CutProblem& p) {
   for (size_t t = 0; t < out.size(); ++t) {
     const OpId made = p.graph.tensors[t].producer;
     if (made == kNone || !p.has_samples(made)) continue;
-    const int factor = p.samples[static_cast<size_t>(made)].factor;
-    const Factor& f = p.factors.of(p.graph.op(made)).list[static_cast<size_t>(factor)];
+    const int factor = p.samples[made].factor;
+    const Factor& f = p.factors.of(p.graph.op(made)).list[factor];
     const auto o = static_cast<size_t>(p.graph.tensors[t].output);
     out[t] = o >= f.outputs.size() || !f.outputs[o].present();
   }
@@ -82,10 +82,9 @@ std::vector<char> constants(const CutProblem& p) {
   std::vector<char> out(g.tensors.size(), 0);
   for (size_t t = 0; t < out.size(); ++t) out[t] = g.tensors[t].kind == TensorKind::kStep;
   for (const Op& op : g.ops) {
-    const bool constant =
-        std::ranges::all_of(op.inputs, [&](TensorId id) { return id == kNone || out[static_cast<size_t>(id)] != 0; });
+    const bool constant = std::ranges::all_of(op.inputs, [&](TensorId id) { return id == kNone || out[id] != 0; });
     for (const TensorId id : op.outputs)
-      if (id != kNone) out[static_cast<size_t>(id)] = constant && !p.sums_of_unlike[static_cast<size_t>(id)];
+      if (id != kNone) out[id] = constant && !p.sums_of_unlike[id];
   }
   return out;
 }
@@ -165,7 +164,7 @@ CutProblem::CutProblem(const Graph& graph, const TaskGraphs& tasks, const ShardO
   if ((options.zero >= 2 || micro_batches > 1) && !options.adasum)
     settles = settled_gradients(graph, parameter_of, options);
   for (const Variable& v : graph.variables) {
-    if (v.next != kNone && v.next != v.tensor) variable_of[static_cast<size_t>(v.next)] = v.tensor;
+    if (v.next != kNone && v.next != v.tensor) variable_of[v.next] = v.tensor;
     if (v.owner != kNone) states_of[v.owner].push_back(v.tensor);
   }
 }

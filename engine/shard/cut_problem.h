@@ -32,7 +32,7 @@ struct CutProblem {
   std::vector<char> constant;        // made of constants and the step's scalars
   std::vector<char> sums_of_unlike;  // over an unlike replica's samples: another one has others
 
-  bool has_samples(OpId op) const { return batch > 1 && samples[static_cast<size_t>(op)].present(); }
+  bool has_samples(OpId op) const { return batch > 1 && samples[op].present(); }
   // Its readers pair its rows with samples, though perhaps no input feeds it: it is cut along time as they are.
   bool has_own_rows(OpId op) const { return has_samples(op) && graph.op(op).phase != Phase::kUpdate; }
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, or is cast from; kNone: none

@@ -47,7 +47,7 @@ std::string written_scope(const Graph& graph, const TaskGraphs& tasks, const Op&
 Sharding input_sharding(const Tensor& input, const Axes& axes, const Op& reader) {
   Sharding sharding{std::vector<AxisSharding>(axes.axes())};
   const int dim = input.batch_dim;
-  if (dim < 0 || input.dims[static_cast<size_t>(dim)] <= 1) return sharding;
+  if (dim < 0 || input.dims[dim] <= 1) return sharding;
   for (size_t a = 0; a < axes.axes(); ++a)
     if (axes.cuts(a, reader.stage) &&
         (a == kTime || (axes.role(reader, a) == AxisRole::kReplica && !axes.by_micro_batch(a))))
@@ -141,7 +141,7 @@ SubAxis cut_of_groups(const Placed& p, const Factor& f, const std::vector<int>& 
 }  // namespace
 
 AxisSharding wanted_operand(const Placed& p, size_t i, size_t a, const OpCut& cut) {
-  const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
+  const Factor& f = p.factors.list[cut.factor];
   if (const SubAxis groups = cut_of_groups(p, f, f.group.inputs, i, a, cut); groups.present())
     return shard(groups, cut.state, cut.samples);
   if (i >= f.inputs.size() || !f.inputs[i].present()) return {};
@@ -150,7 +150,7 @@ AxisSharding wanted_operand(const Placed& p, size_t i, size_t a, const OpCut& cu
 }
 
 AxisSharding made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) {
-  const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
+  const Factor& f = p.factors.list[cut.factor];
   if (const SubAxis groups = cut_of_groups(p, f, f.group.outputs, o, a, cut); groups.present())
     return shard(groups, cut.state, cut.samples);
   if (o < f.outputs.size() && f.outputs[o].present())
@@ -161,7 +161,7 @@ AxisSharding made_result(const Placed& p, size_t o, size_t a, const OpCut& cut) 
 }
 
 SubAxis streamed_piece(const Placed& p, size_t i, size_t a, const OpCut& cut) {
-  const Factor& f = p.factors.list[static_cast<size_t>(cut.factor)];
+  const Factor& f = p.factors.list[cut.factor];
   if (a == kTime || (i < f.inputs.size() && f.inputs[i].present())) return {};
   const SubAxis piece = streamed_sub_axis(p.factors, i);
   return piece.present() && asks_for(p.axes.tasks, p.op, a, f) ? piece : SubAxis{};

@@ -22,7 +22,7 @@ Op reader_of(const Graph& graph, TensorId id, int32_t stage) {
 // Axis by axis, what one axis takes back another one may cut again: more would move than is missing.
 bool takes_detour(const ShardedGraph& graph, TensorId id, const Sharding& to) {
   const Dims& dims = graph.graph.tensor(id).dims;
-  const Sharding& from = graph.shardings[static_cast<size_t>(id)];
+  const Sharding& from = graph.shardings[id];
   const auto cut = [](const AxisSharding& l) { return l.placement == Placement::kShard; };
   for (size_t a = 0; a < graph.axes(); ++a)
     if (from.axes[a].placement == Placement::kPartial || (from.axes[a].window.present() && a > 0)) return false;
@@ -167,7 +167,7 @@ bool Ends::store_variables() {
 }
 
 void Ends::show_loss() {
-  const auto mesh = [&](int32_t stage) { return out_.tasks.mesh_of_stage[static_cast<size_t>(stage)]; };
+  const auto mesh = [&](int32_t stage) { return out_.tasks.mesh_of_stage[stage]; };
   const TensorId loss = out_.fetches[0].tensor;
   std::set<int32_t> there{mesh(out_.stage(loss))};
   for (int32_t s = 0; s < static_cast<int32_t>(out_.tasks.stages()); ++s)

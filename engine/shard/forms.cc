@@ -31,8 +31,7 @@ Form& Forms::at_stage(TensorId id, const Op& reader) {
   const bool made = kind != TensorKind::kInput && kind != TensorKind::kStep;
   const bool again =
       made && !source.reductions &&
-      (p_.constant[static_cast<size_t>(id)] ||
-       (!p_.sums_of_unlike[static_cast<size_t>(id)] && is_spread(p_.graph, id, source.sharding, p_.axes.tasks.cost)));
+      (p_.constant[id] || (!p_.sums_of_unlike[id] && is_spread(p_.graph, id, source.sharding, p_.axes.tasks.cost)));
   if (made && !again) {
     // Sums over micro-batches move once, when they are whole.
     if (partial) reduce_over_time(source.sharding, &source);

@@ -31,8 +31,8 @@ class Forms {
   // `forms`: per tensor; results of ops are to be set.
   Forms(const CutProblem& problem, std::vector<Form> forms) : p_(problem), forms_(std::move(forms)) {}
 
-  Form& of(TensorId id) { return forms_[static_cast<size_t>(id)]; }
-  const Form& of(TensorId id) const { return forms_[static_cast<size_t>(id)]; }
+  Form& of(TensorId id) { return forms_[id]; }
+  const Form& of(TensorId id) const { return forms_[id]; }
   void charge_to(Price& price) { price_ = &price; }  // what moves, until the next call
 
   ReadForm operand(TensorId id, const Op& reader);  // in the reader's stage

@@ -38,7 +38,7 @@ static OpId nonlinear_behind(const ReshardBuilder& b, const SourceOps& source, c
     if (op.phase != Phase::kBackward || op.origin == kNone) return true;
     for (const TensorId x : op.inputs) {
       if (x == kNone || source.producer(x) == kNone || of_backward(x)) continue;
-      const bool rows = choices.shardings[static_cast<size_t>(x)].axes[kTime].placement == Placement::kShard;
+      const bool rows = choices.shardings[x].axes[kTime].placement == Placement::kShard;
       if (!rows && mixes(b, x)) found = blamed(op, x);
     }
     return found == kNone;

@@ -15,10 +15,8 @@ struct SourceOps {
 
   explicit SourceOps(Graph& graph);  // takes its ops
   // kNone: no op makes it, or it is of a reshard.
-  OpId producer(TensorId id) const {
-    return static_cast<size_t>(id) < producers.size() ? producers[static_cast<size_t>(id)] : kNone;
-  }
-  const Op& op(OpId id) const { return ops[static_cast<size_t>(id)]; }
+  OpId producer(TensorId id) const { return static_cast<size_t>(id) < producers.size() ? producers[id] : kNone; }
+  const Op& op(OpId id) const { return ops[id]; }
 };
 
 // Names the op that wants all samples of `id` at once, of a gradient the forward op behind it.

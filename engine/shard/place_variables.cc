@@ -23,7 +23,7 @@ Sharding like_owner(const CutProblem& p, const Variable& state, const Sharding& 
 void live_at(const CutProblem& p, const StorageSharding& there, Form& form) {
   std::copy(there.sharding->axes.begin(), there.sharding->axes.end(), form.sharding.axes.begin() + 1);
   const auto& meshes = p.axes.tasks.mesh_of_stage;
-  if (meshes[static_cast<size_t>(form.stage)] != there.mesh)
+  if (meshes[form.stage] != there.mesh)
     form.stage = static_cast<int32_t>(std::find(meshes.begin(), meshes.end(), there.mesh) - meshes.begin());
 }
 
@@ -31,9 +31,9 @@ void cut_as_read(const CutProblem& p, const SplitCuts& splits, TensorId id, OpId
   const Op& op = p.graph.op(reader);
   const Factors& factors = p.factors.of(op);
   for (size_t a = 1; a < p.axes.axes(); ++a) {
-    const OpCut& cut = splits[a][static_cast<size_t>(reader)];
+    const OpCut& cut = splits[a][reader];
     if (p.axes.size(a, op.stage) == 1 || !cut.present() || p.axes.role(op, a) == AxisRole::kReplica) continue;
-    const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+    const Factor& f = factors.list[cut.factor];
     for (size_t i = 0; i < op.inputs.size() && i < f.inputs.size(); ++i)
       if (op.inputs[i] == id && f.inputs[i].present()) sharding.axes[a] = shard(sub_axis_part(f.inputs[i], cut.sub));
   }
@@ -67,10 +67,10 @@ SubAxis state_sub_axis(const CutProblem& p, TensorId id, const Sharding& lies, s
 
 void place_variables(const CutProblem& p, const SplitCuts& splits, std::vector<Form>& forms) {
   const std::vector<Variable>& variables = p.graph.variables;
-  const auto form = [&](TensorId id) -> Form& { return forms[static_cast<size_t>(id)]; };
+  const auto form = [&](TensorId id) -> Form& { return forms[id]; };
   const auto reader = [&](const Variable& v) {
-    const OpId of_owner = v.owner == kNone ? kNone : p.first_reader[static_cast<size_t>(v.owner)];
-    return of_owner != kNone ? of_owner : p.first_reader[static_cast<size_t>(v.tensor)];
+    const OpId of_owner = v.owner == kNone ? kNone : p.first_reader[v.owner];
+    return of_owner != kNone ? of_owner : p.first_reader[v.tensor];
   };
   for (const Variable& v : variables)
     if (const OpId first = reader(v); first != kNone) form(v.tensor).stage = p.graph.op(first).stage;

@@ -35,7 +35,7 @@ Placed Placer::placed(const Op& op, const Factors& factors) const {
   const auto shardings = [&](const TensorIds& ids) {
     std::vector<const Sharding*> out;
     out.reserve(ids.size());
-    for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.shardings[static_cast<size_t>(id)]);
+    for (const TensorId id : ids) out.push_back(id == kNone ? nullptr : &b_.out.shardings[id]);
     return out;
   };
   return {g(), b_.out, op, factors, shardings(op.inputs), shardings(op.outputs)};
@@ -53,7 +53,7 @@ void Placer::place(Op op, OpId number, const Forced& forced) {
     if (!b_.out.cuts(a, op.stage)) continue;
     OpCut cut;
     if (number != kNone) {
-      cut = choices_.cuts[a][static_cast<size_t>(number)];
+      cut = choices_.cuts[a][number];
     } else if (const auto at = std::find_if(forced.begin(), forced.end(), [&](const auto& f) { return f.first == a; });
                at != forced.end()) {
       cut = at->second;
@@ -69,7 +69,7 @@ void Placer::place(Op op, OpId number, const Forced& forced) {
     for (TensorId& id : op.inputs)
       if (id != kNone) id = b_.alike(id);
   for (const TensorId id : op.outputs)
-    if (id != kNone) mark_samples(b_.out.shardings[static_cast<size_t>(id)]);
+    if (id != kNone) mark_samples(b_.out.shardings[id]);
   // An optimizer that is made of several ops (Adafactor) reads it in each; an update of one op has the last word.
   for (size_t i = 0; i < asked.size() && op.phase == Phase::kUpdate; ++i)
     if (gradients_.parameter_of.contains(asked[i])) {

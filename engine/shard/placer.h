@@ -27,9 +27,7 @@ class Placer {
 
   ReshardBuilder& builder() { return b_; }
   const ShardOptions& options() const { return options_; }
-  const Sharding& storage_sharding(TensorId variable) const {
-    return choices_.shardings[static_cast<size_t>(variable)];
-  }
+  const Sharding& storage_sharding(TensorId variable) const { return choices_.shardings[variable]; }
 
  private:
   // What an op that is made here is to be cut by along some axes.

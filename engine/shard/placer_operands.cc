@@ -57,7 +57,7 @@ TensorId Placer::to_sharding(const Op& op, TensorId id, size_t a, const AxisShar
     case Placement::kShard:
       if (cut && now.sub_axis.dim != want.sub_axis.dim && !now.state && !want.state) return b_.exchange(id, a, want);
       if (cut && g().tensor(id).kind != TensorKind::kVariable && !b_.out.time_varies(id)) {  // to other parts of it
-        Sharding to = b_.out.shardings[static_cast<size_t>(id)];
+        Sharding to = b_.out.shardings[id];
         to.axes[a] = want;
         return b_.rearrange(id, to);
       }
@@ -189,7 +189,7 @@ bool Placer::is_free(TensorId id, const SubAxis& sub_axis, int depth, size_t a) 
   const int64_t n = element_count(g().tensor(id).dims);
   // Along time there is no other way.
   if (a != kTime && cost_of(g(), op).flops > static_cast<double>(tasks().cost.remade_flops * n)) return false;
-  const Factor& f = factors_.of(g(), op).list[static_cast<size_t>(cut.factor)];
+  const Factor& f = factors_.of(g(), op).list[cut.factor];
   // Where nothing carries the sub-axis, something small is spread (or made from nothing); along time there is no other
   // way.
   const bool carried = std::any_of(f.inputs.begin(), f.inputs.end(), [](const SubAxis& d) { return d.present(); });

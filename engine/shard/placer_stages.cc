@@ -20,13 +20,11 @@ TensorId Placer::at_stage(TensorId id, const Op& reader) {
   if (kind == TensorKind::kInput || kind == TensorKind::kStep) {
     const bool fresh = !input_forms_.contains({id, reader.stage});
     const TensorId form = b_.input_form(id, reader.stage, false);
-    if (fresh && kind == TensorKind::kInput)
-      b_.out.shardings[static_cast<size_t>(form)] = input_sharding(g().tensor(form), b_.out, reader);
+    if (fresh && kind == TensorKind::kInput) b_.out.shardings[form] = input_sharding(g().tensor(form), b_.out, reader);
     input_forms_.insert({id, reader.stage});
     return form;
   }
-  if (is_constant(b_, id) ||
-      (!sums_of_unlike(b_, id) && is_spread(g(), id, b_.out.shardings[static_cast<size_t>(id)], tasks().cost)))
+  if (is_constant(b_, id) || (!sums_of_unlike(b_, id) && is_spread(g(), id, b_.out.shardings[id], tasks().cost)))
     return made_again_at(id, reader);
   // Sums over micro-batches move once, when they are whole: a stage never waits for a later one's parts.
   if (placement(id, kTime) == Placement::kPartial) id = b_.reduce(id, kTime);

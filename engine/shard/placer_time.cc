@@ -15,7 +15,7 @@ void Placer::hoist_operands(Op& op, OpId number) {
   const auto any = [&](Placement p) {
     return std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return placement(id, kTime) == p; });
   };
-  const bool own_rows = number != kNone && choices_.cuts[kTime][static_cast<size_t>(number)].present();
+  const bool own_rows = number != kNone && choices_.cuts[kTime][number].present();
   if (!any(Placement::kShard) && !own_rows) {
     // A partial value beside a finished sum goes on in the epilogue.
     const bool late = ends_sum(op) || std::any_of(op.inputs.begin(), op.inputs.end(),

@@ -14,7 +14,7 @@ namespace {
 double ways(const Axes& axes, size_t a, int32_t stage) {
   const MeshAxis& axis = axes.mesh_axis(a, stage);
   if (axis.only < 0) return static_cast<double>(axis.size);
-  const double own = axis.shares[static_cast<size_t>(axis.only)];
+  const double own = axis.shares[axis.only];
   return std::accumulate(axis.shares.begin(), axis.shares.end(), 0.0) / std::max(own, 1e-6);
 }
 
@@ -85,8 +85,7 @@ Price price_of_transfer(const CutProblem& p, TensorId id, const Sharding& shardi
 
 Price price_of_step(const Graph& graph, const TaskGraphs& tasks, const Choices& choices) {
   std::vector<Price> of_mesh(tasks.meshes.size());
-  for (size_t i = 0; i < graph.ops.size(); ++i)
-    of_mesh[static_cast<size_t>(tasks.mesh_of_stage[static_cast<size_t>(graph.ops[i].stage)])] += choices.prices[i];
+  for (size_t i = 0; i < graph.ops.size(); ++i) of_mesh[tasks.mesh_of_stage[graph.ops[i].stage]] += choices.prices[i];
   return *std::max_element(of_mesh.begin(), of_mesh.end(),
                            [](const Price& a, const Price& b) { return a.seconds() < b.seconds(); });
 }

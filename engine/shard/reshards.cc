@@ -42,7 +42,7 @@ ReshardBuilder::ReshardBuilder(Graph graph, const TaskGraphs& tasks, int64_t bat
   unlike_.assign(tensors, 0);
 }
 
-OpId ReshardBuilder::producer(TensorId id) const { return producer_[static_cast<size_t>(id)]; }
+OpId ReshardBuilder::producer(TensorId id) const { return producer_[id]; }
 
 Region ReshardBuilder::region(TensorId id) const {
   if (id == kNone) return Region::kPrologue;
@@ -79,13 +79,13 @@ OpId ReshardBuilder::append(Op op) {
   for (size_t i = 0; i < op.outputs.size(); ++i) {
     if (op.outputs[i] == kNone) continue;
     if (out.time_varies(op.outputs[i])) at = Region::kBody;
-    producer_[static_cast<size_t>(op.outputs[i])] = id;
-    out.stages[static_cast<size_t>(op.outputs[i])] = op.stage;
+    producer_[op.outputs[i]] = id;
+    out.stages[op.outputs[i]] = op.stage;
     out.graph.tensor(op.outputs[i]).producer = id;
     out.graph.tensor(op.outputs[i]).output = static_cast<int>(i);
     for (size_t a = 1; a < out.axes(); ++a)
       if (unlike >> a & 1 && out.at(op.outputs[i], a).placement == Placement::kReplicate)
-        unlike_[static_cast<size_t>(op.outputs[i])] |= uint32_t{1} << a;
+        unlike_[op.outputs[i]] |= uint32_t{1} << a;
   }
   op.region = at;
   op.origin = kNone;  // op numbers have changed
@@ -96,7 +96,7 @@ OpId ReshardBuilder::append(Op op) {
 uint32_t ReshardBuilder::unlike_after(const Op& op) const {
   uint32_t unlike = 0, cut = 0;
   const auto partial = [&](TensorId id) {
-    const auto& axes = out.shardings[static_cast<size_t>(id)].axes;
+    const auto& axes = out.shardings[id].axes;
     return std::any_of(axes.begin() + 1, axes.end(),
                        [](const AxisSharding& l) { return l.placement == Placement::kPartial; });
   };
@@ -105,7 +105,7 @@ uint32_t ReshardBuilder::unlike_after(const Op& op) const {
       if (out.at(id, a).placement != Placement::kReplicate) cut |= uint32_t{1} << a;
   };
   for (const TensorId id : op.inputs) {
-    if (id != kNone) unlike |= unlike_[static_cast<size_t>(id)];
+    if (id != kNone) unlike |= unlike_[id];
     look(id);
   }
   for (const TensorId id : op.outputs) look(id);
@@ -128,7 +128,7 @@ TensorId ReshardBuilder::from_first(TensorId id, size_t axis) {
 
 TensorId ReshardBuilder::alike(TensorId id) {
   for (size_t a = 1; a < out.axes(); ++a) {
-    if (!(unlike_[static_cast<size_t>(id)] >> a & 1) || parts_differ(id, a)) continue;
+    if (!(unlike_[id] >> a & 1) || parts_differ(id, a)) continue;
     const auto at = key(id, a, kFirst, {});
     const auto known = made_.find(at);
     id = known != made_.end() ? known->second : made_[at] = from_first(id, a);
@@ -139,7 +139,7 @@ TensorId ReshardBuilder::alike(TensorId id) {
 TensorId ReshardBuilder::reshard(OpCode code, TensorIds inputs, TensorId id, const char* suffix, Attrs attrs,
                                  size_t axis, AxisSharding to) {
   const TensorId made = like(id, suffix);
-  out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
+  out.shardings[made] = out.shardings[id];
   out.at(made, axis) = to;
   append_behind(id, code, std::move(inputs), made, std::move(attrs), out.stage(id));
   return made;
@@ -197,7 +197,7 @@ TensorId ReshardBuilder::sum_over_time(TensorId id, Combine combine) {
   // The sum starts from zero in the prologue; along the devices it is as partial as what is added.
   const TensorId zero = like(id, ".zero");
   out.graph.tensor(zero).dtype = dtype;
-  out.shardings[static_cast<size_t>(zero)] = out.shardings[static_cast<size_t>(id)];
+  out.shardings[zero] = out.shardings[id];
   out.at(zero, kTime) = {};
   Op fill;
   fill.code = OpCode::k_fill;
@@ -288,7 +288,7 @@ TensorId ReshardBuilder::cast(TensorId id, DType dtype, Phase phase) {
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const std::string suffix = fmt::format(".{}", name_of(dtype));
   const TensorId made = like(id, suffix.c_str());
-  out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
+  out.shardings[made] = out.shardings[id];
   out.graph.tensor(made).dtype = dtype;
   Op op;
   op.code = OpCode::k_cast;
@@ -384,9 +384,9 @@ TensorId ReshardBuilder::rearrange(TensorId id, Sharding to) {
   for (size_t a = 1; a < out.axes(); ++a)
     if (to.axes[a].placement == Placement::kPartial) to.axes[a] = out.at(id, a);
   for (const auto& [from, made] : moves_)
-    if (from == id && out.shardings[static_cast<size_t>(made)] == to) return latest(made);
+    if (from == id && out.shardings[made] == to) return latest(made);
   const TensorId made = reshard(OpCode::k_transfer, {id}, id, ".moved", {}, kTime, to.axes[kTime]);
-  out.shardings[static_cast<size_t>(made)] = to;
+  out.shardings[made] = to;
   moves_.emplace_back(id, made);
   return made;
 }
@@ -395,7 +395,7 @@ TensorId ReshardBuilder::transfer(TensorId id, int32_t stage, Phase reader) {
   const auto at = key(id, static_cast<size_t>(stage), kMove, {});
   if (const auto known = made_.find(at); known != made_.end()) return latest(known->second);
   const TensorId made = like(id, fmt::format(".at{}", stage).c_str());
-  Sharding& sharding = out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
+  Sharding& sharding = out.shardings[made] = out.shardings[id];
   for (size_t a = 1; a < out.axes(); ++a)
     if (!out.cuts(a, stage)) sharding.axes[a] = {};
   append_behind(id, OpCode::k_transfer, {id}, made, {}, stage);
@@ -418,8 +418,8 @@ TensorId ReshardBuilder::input_form(TensorId id, int32_t stage, bool whole) {
   out.graph.tensor(made).kind = source.kind;
   out.graph.tensor(made).batch_dim = source.batch_dim;
   out.graph.tensor(made).name = source.kind == TensorKind::kStep ? source.name : out.graph.tensor(made).name;
-  out.shardings[static_cast<size_t>(made)] = out.shardings[static_cast<size_t>(id)];
-  out.stages[static_cast<size_t>(made)] = stage;
+  out.shardings[made] = out.shardings[id];
+  out.stages[made] = stage;
   if (whole) out.at(made, kTime) = {};
   if (source.kind == TensorKind::kInput) out.input_forms.emplace_back(made, original);
   return forms_[{id, stage, whole}] = made;
@@ -429,24 +429,23 @@ void ReshardBuilder::finish() {
   Graph& g = out.graph;
   std::vector<char> used(g.tensors.size());
   const auto use = [&](TensorId id) {
-    if (id != kNone) used[static_cast<size_t>(id)] = 1;
+    if (id != kNone) used[id] = 1;
   };
   for (const NamedTensor& f : out.fetches) use(f.tensor);
   for (const Variable& v : g.variables) use(v.next);
   std::vector<char> keep(g.ops.size()), body(g.tensors.size());
   for (size_t i = g.ops.size(); i-- > 0;) {
     Op& op = g.ops[i];
-    keep[i] = std::any_of(op.outputs.begin(), op.outputs.end(),
-                          [&](TensorId id) { return id != kNone && used[static_cast<size_t>(id)]; });
+    keep[i] = std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId id) { return id != kNone && used[id]; });
     if (!keep[i]) continue;
     // The prologue holds only what the body reads.
-    const bool read_early = std::any_of(op.outputs.begin(), op.outputs.end(),
-                                        [&](TensorId id) { return id != kNone && body[static_cast<size_t>(id)]; });
+    const bool read_early =
+        std::any_of(op.outputs.begin(), op.outputs.end(), [&](TensorId id) { return id != kNone && body[id]; });
     if (op.region == Region::kPrologue && !read_early) op.region = Region::kEpilogue;
     if (out.micro_batches == 1) op.region = Region::kBody;  // one micro-batch: one segment
     for (const TensorId id : op.inputs) {
       use(id);
-      if (id != kNone && op.region != Region::kEpilogue) body[static_cast<size_t>(id)] = 1;
+      if (id != kNone && op.region != Region::kEpilogue) body[id] = 1;
     }
   }
   size_t kept = 0;

@@ -18,8 +18,7 @@ const char* name_of(Region region) {
 std::string tensor_text(const ShardedGraph& g, TensorId id) {
   if (id == kNone) return "_";
   const Tensor& t = g.graph.tensor(id);
-  return fmt::format("{} {}{} {}", t.name, whale::name_of(t.dtype), to_string(t.dims),
-                     to_string(g.shardings[static_cast<size_t>(id)]));
+  return fmt::format("{} {}{} {}", t.name, whale::name_of(t.dtype), to_string(t.dims), to_string(g.shardings[id]));
 }
 
 [[noreturn]] void fail(const ShardedGraph& g, const Op& op, size_t axis, std::string_view what) {
@@ -203,7 +202,7 @@ TensorId add_like(ShardedGraph& lg, TensorId id, std::string_view suffix) {
   t.dtype = of.dtype;
   t.dims = of.dims;
   lg.graph.tensors.push_back(std::move(t));
-  lg.shardings.push_back(Sharding(lg.shardings[static_cast<size_t>(id)]));
+  lg.shardings.push_back(Sharding(lg.shardings[id]));
   lg.stages.push_back(lg.stage(id));
   return static_cast<TensorId>(lg.graph.tensors.size()) - 1;
 }
@@ -235,7 +234,7 @@ SubAxis sub_axis_part(const SubAxis& whole, const SubAxisPart& sub) {
 }
 
 int64_t extent_of(const Dims& dims, const SubAxis& sub_axis) {
-  return dims[static_cast<size_t>(sub_axis.dim)] / (sub_axis.outer * sub_axis.inner);
+  return dims[sub_axis.dim] / (sub_axis.outer * sub_axis.inner);
 }
 
 bool compatible(const Dims& dims, const SubAxis& a, const SubAxis& b) {
@@ -287,10 +286,10 @@ void verify(const ShardedGraph& g) {
   OpFactors factors(g.graph);
   for (const Op& op : g.graph.ops) {
     for (const TensorId id : op.inputs)
-      if (id != kNone && !made[static_cast<size_t>(id)])
+      if (id != kNone && !made[id])
         throw internal("op '{}' reads '{}' before it is made", op.name, g.graph.tensor(id).name);
     for (const TensorId id : op.outputs)
-      if (id != kNone) made[static_cast<size_t>(id)] = 1;
+      if (id != kNone) made[id] = 1;
     for (const TensorId id : op.inputs)
       if (id != kNone && op.code != OpCode::k_transfer && &g.tasks.mesh(g.stage(id)) != &g.tasks.mesh(op.stage))
         throw internal("op '{}' of stage {} reads '{}', which is in stage {}", op.name, op.stage,

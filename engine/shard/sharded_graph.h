@@ -41,12 +41,12 @@ struct ShardedGraph : Axes {
   std::vector<std::string> notes;  // what passes decided and why, one sentence each
 
   explicit ShardedGraph(TaskGraphs t) : Axes{std::move(t)} {}
-  const AxisSharding& at(TensorId id, size_t axis) const { return shardings[static_cast<size_t>(id)].axes[axis]; }
-  AxisSharding& at(TensorId id, size_t axis) { return shardings[static_cast<size_t>(id)].axes[axis]; }
+  const AxisSharding& at(TensorId id, size_t axis) const { return shardings[id].axes[axis]; }
+  AxisSharding& at(TensorId id, size_t axis) { return shardings[id].axes[axis]; }
   Placement placement(TensorId id, size_t axis) const {
     return id == kNone ? Placement::kReplicate : at(id, axis).placement;
   }
-  int32_t stage(TensorId id) const { return stages[static_cast<size_t>(id)]; }
+  int32_t stage(TensorId id) const { return stages[id]; }
   bool time_varies(TensorId id) const {  // a value of its own per micro-batch
     return at(id, kTime).placement != Placement::kReplicate;
   }

@@ -72,8 +72,7 @@ class Chooser {
     const auto best =
         std::min_element(states.begin(), states.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
     int32_t at = best->back;
-    for (size_t k = order.size(); k-- > 0; at = trail_[static_cast<size_t>(at)].back)
-      cuts[order[k]] = trail_[static_cast<size_t>(at)].cut;
+    for (size_t k = order.size(); k-- > 0; at = trail_[at].back) cuts[order[k]] = trail_[at].cut;
     return cuts;
   }
 
@@ -135,16 +134,16 @@ class Chooser {
     is_variable_.assign(g_.tensors.size(), 0);
     per_sample_.assign(g_.tensors.size(), 0);
     for (const Tensor& t : g_.tensors) bytes_.push_back(static_cast<double>(element_count(t.dims) * size_of(t.dtype)));
-    for (const Variable& v : g_.variables) is_variable_[static_cast<size_t>(v.tensor)] = 1;
-    for (const TensorId id : g_.inputs) per_sample_[static_cast<size_t>(id)] = g_.tensor(id).batch_dim >= 0;
+    for (const Variable& v : g_.variables) is_variable_[v.tensor] = 1;
+    for (const TensorId id : g_.inputs) per_sample_[id] = g_.tensor(id).batch_dim >= 0;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       const Op& op = g_.ops[i];
       if (op.phase != Phase::kForward) continue;
       bool samples = false;
       for (const TensorId id : op.inputs)
-        if (id != kNone) last_[static_cast<size_t>(id)] = i, samples |= per_sample_[static_cast<size_t>(id)] != 0;
+        if (id != kNone) last_[id] = i, samples |= per_sample_[id] != 0;
       for (const TensorId id : op.outputs)
-        if (id != kNone) per_sample_[static_cast<size_t>(id)] = samples;
+        if (id != kNone) per_sample_[id] = samples;
     }
   }
 
@@ -162,8 +161,8 @@ class Chooser {
 
   // Seconds to move what a device would get of the tensor, `share` of its bytes.
   double seconds(TensorId id, const Op& op, double share) const {
-    double bytes = bytes_[static_cast<size_t>(id)] * share;
-    if (per_sample_[static_cast<size_t>(id)]) {
+    double bytes = bytes_[id] * share;
+    if (per_sample_[id]) {
       const TaskGraph& task = p_.tasks.task(op);
       for (size_t a = 0; a < task.roles.size(); ++a)
         if (task.roles[a] == AxisRole::kReplica) bytes /= static_cast<double>(p_.tasks.mesh(op.stage).axes[a].size);
@@ -178,7 +177,7 @@ class Chooser {
     if (const auto storage_sharding = storage_shardings_.find(id); storage_sharding != storage_shardings_.end())
       return storage_sharding->second;
     Code code;
-    code.open = is_variable_[static_cast<size_t>(id)] && !p_.storage_shardings;
+    code.open = is_variable_[id] && !p_.storage_shardings;
     return code;
   }
   // Where it is kept from now on.
@@ -203,14 +202,14 @@ class Chooser {
   double reshard_cost(Code& code, TensorId id, const Op& op, const SubAxis& want, bool cut) const {
     const auto share = [n = ways(op)](Reshard reshard) { return received_bytes(reshard, 1, n); };
     const double part = share({}), passes = p_.trains ? 2 : 1;
-    const bool variable = is_variable_[static_cast<size_t>(id)];
+    const bool variable = is_variable_[id];
     if (code.open) {
       code.open = false;
       if (want.present()) {
         code.placement = Placement::kShard, code.sub_axis = want;
         return 0;
       }
-      const double bytes = bytes_[static_cast<size_t>(id)];
+      const double bytes = bytes_[id];
       const double update = p_.trains ? pass_seconds(cost_.update_passes * bytes * part, cost_.device) : 0;
       const double held = cost_.held_seconds((p_.trains ? cost_.held_copies : 1) * bytes * part);
       return update + held + added(bytes * part) + (cut && p_.trains ? seconds(id, op, share({.sum = true})) : 0);
@@ -222,7 +221,7 @@ class Chooser {
           if (code.whole) return p_.trains ? seconds(id, op, part) : 0;
           return passes * seconds(id, op, share({.cut = true}));
         case Placement::kReplicate: {
-          const bool of_samples = per_sample_[static_cast<size_t>(id)] && depends_on_parameter(id);
+          const bool of_samples = per_sample_[id] && depends_on_parameter(id);
           const bool gradient = p_.trains && (variable || of_samples) && is_float(g_.tensor(id).dtype);
           return gradient ? seconds(id, op, part) : 0;
         }
@@ -238,8 +237,8 @@ class Chooser {
     } else if (code.placement == Placement::kShard && !code.whole) {
       code.whole = true;
       cost += passes * seconds(id, op, part);
-      if (p_.micro_batches > 1 && !per_sample_[static_cast<size_t>(id)]) {  // over all of them
-        const double bytes = bytes_[static_cast<size_t>(id)];
+      if (p_.micro_batches > 1 && !per_sample_[id]) {  // over all of them
+        const double bytes = bytes_[id];
         cost += cost_.held_seconds((p_.trains ? cost_.gathered_copies : 1) * bytes * part) + added(bytes * part);
       }
       return cost;  // the adjoint of the gather sums the gradients
@@ -272,7 +271,7 @@ class Chooser {
       std::vector<SubAxisPart> subs{{1, 1}};
       const auto look = [&](TensorId id, const SubAxis& whole) {
         if (id == kNone || !whole.present() || f.kind == FactorKind::kWindow) return;
-        for (const SubAxis& d : sub_axes_[static_cast<size_t>(id)]) {
+        for (const SubAxis& d : sub_axes_[id]) {
           SubAxisPart sub;
           if (find_sub_axis_part(whole, f.extent, d, extent_of(g_.tensor(id).dims, d), sub) &&
               std::find(subs.begin(), subs.end(), sub) == subs.end())
@@ -301,7 +300,7 @@ class Chooser {
     const Op& op = g_.ops[i];
     const auto clash = [&](const OpCut& other, bool same_is_legal) {
       if (!other.present()) return false;
-      const Factor &a = factors.list[k], &b = factors.list[static_cast<size_t>(other.factor)];
+      const Factor &a = factors.list[k], &b = factors.list[other.factor];
       const auto operand = [&](TensorId id, const SubAxis& x, const SubAxis& y) {
         if (id == kNone || !x.present() || !y.present()) return false;
         const SubAxis dx = sub_axis_part(x, sub), dy = sub_axis_part(y, other.sub);
@@ -380,9 +379,8 @@ class Chooser {
           pass(next, op, factors);
         }
         std::erase_if(next.live, [&](const auto& entry) {
-          return last_[static_cast<size_t>(entry.first)] <= i ||
-                 (entry.second.placement == Placement::kReplicate && !entry.second.charged &&
-                  !is_variable_[static_cast<size_t>(entry.first)]);
+          return last_[entry.first] <= i || (entry.second.placement == Placement::kReplicate && !entry.second.charged &&
+                                             !is_variable_[entry.first]);
         });
         const size_t key = hash(next.live);
         const auto at = static_cast<size_t>(std::find(known.begin(), known.end(), key) - known.begin());
@@ -403,7 +401,7 @@ class Chooser {
 
   Asked ask(const Op& op, const Factors& factors, const OpCut& cut) const {
     Asked out{.cut = cut, .reads = {}, .made = {}};
-    const Factor& f = factors.list[static_cast<size_t>(cut.factor)];
+    const Factor& f = factors.list[cut.factor];
     const bool named = asks_for(p_.tasks, op, p_.axis, f);
     for (size_t x = 0; x < op.inputs.size(); ++x) {
       const TensorId id = op.inputs[x];

@@ -69,7 +69,7 @@ class Follower {
   OpFactors& factors_;
 
   const Factors& factors(size_t i) { return factors_.of(g_.ops[i]); }
-  const SubAxis& at(TensorId id) const { return at_[static_cast<size_t>(id)]; }
+  const SubAxis& at(TensorId id) const { return at_[id]; }
 
   // The first factor that holds the operand's or result's sub-axis.
   OpCut cut_at(size_t i, TensorId id, size_t k, std::vector<SubAxis> Factor::*carriers) {
@@ -88,11 +88,10 @@ class Follower {
 
   void take(size_t i, const OpCut& cut) {
     cuts_[i] = cut;
-    const Factor& f = factors(i).list[static_cast<size_t>(cut.factor)];
+    const Factor& f = factors(i).list[cut.factor];
     const Op& op = g_.ops[i];
     for (size_t o = 0; o < op.outputs.size(); ++o)
-      if (op.outputs[o] != kNone && f.outputs[o].present())
-        at_[static_cast<size_t>(op.outputs[o])] = sub_axis_part(f.outputs[o], cut.sub);
+      if (op.outputs[o] != kNone && f.outputs[o].present()) at_[op.outputs[o]] = sub_axis_part(f.outputs[o], cut.sub);
   }
 
   void forward(size_t i) {  // as the largest operand that has the sub-axis
@@ -116,14 +115,14 @@ class Follower {
       if (op.outputs[o] != kNone && at(op.outputs[o]).present())
         if (const OpCut cut = cut_at(i, op.outputs[o], o, &Factor::outputs); cut.present()) take(i, cut);
     if (!cuts_[i].present()) return false;
-    const Factor& f = factors(i).list[static_cast<size_t>(cuts_[i].factor)];
+    const Factor& f = factors(i).list[cuts_[i].factor];
     bool found = false;
     for (size_t k = 0; k < op.inputs.size() && k < f.inputs.size(); ++k) {
       const TensorId id = op.inputs[k];
       if (id == kNone || g_.tensor(id).kind != TensorKind::kValue || at(id).present() || !f.inputs[k].present() ||
           f.reads_through(k))
         continue;
-      at_[static_cast<size_t>(id)] = sub_axis_part(f.inputs[k], cuts_[i].sub);
+      at_[id] = sub_axis_part(f.inputs[k], cuts_[i].sub);
       found = true;
     }
     return found;
@@ -139,14 +138,14 @@ std::vector<OpCut> follow(const Graph& graph, const std::vector<SubAxis>& seeds,
 std::vector<OpCut> follow_samples(const Graph& graph, OpFactors& factors) {
   std::vector<SubAxis> seeds(graph.tensors.size());
   for (const TensorId id : graph.inputs)
-    if (const int dim = graph.tensor(id).batch_dim; dim >= 0) seeds[static_cast<size_t>(id)] = SubAxis{dim, 1, 1};
+    if (const int dim = graph.tensor(id).batch_dim; dim >= 0) seeds[id] = SubAxis{dim, 1, 1};
   return follow(graph, seeds, factors);
 }
 
 std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph, OpFactors& factors) {
   std::vector<std::vector<SubAxis>> sub_axes(graph.tensors.size());
   const auto enter = [&](TensorId id, const SubAxis& sub_axis) {
-    auto& list = sub_axes[static_cast<size_t>(id)];
+    auto& list = sub_axes[id];
     if (list.size() < kMaxSubAxes && extent_of(graph.tensor(id).dims, sub_axis) > 1 &&
         std::find(list.begin(), list.end(), sub_axis) == list.end())
       list.push_back(sub_axis);
@@ -163,7 +162,7 @@ std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph, OpFacto
         if (op.outputs[k] != kNone && f.outputs[k].present()) carriers.emplace_back(op.outputs[k], f.outputs[k]);
       subs.assign({{1, 1}});
       for (const auto& [id, whole] : carriers)
-        for (const SubAxis& d : sub_axes[static_cast<size_t>(id)]) {
+        for (const SubAxis& d : sub_axes[id]) {
           if (f.kind == FactorKind::kWindow) break;
           SubAxisPart sub;
           if (find_sub_axis_part(whole, f.extent, d, extent_of(graph.tensor(id).dims, d), sub) &&

@@ -74,23 +74,21 @@ class Ways {
       case InstructionKind::kVote:
       case InstructionKind::kCommit: return kNone;
       case InstructionKind::kCopy: return i.queue == Queue::kCopyIn ? kToDevice : kToHost;
-      case InstructionKind::kSend: return way(leaving_[static_cast<size_t>(i.link())].contains(device), device);
+      case InstructionKind::kSend: return way(leaving_[i.link()].contains(device), device);
       case InstructionKind::kCollective: {
         const auto g = static_cast<size_t>(i.group());
-        return way(far_parts_[g][static_cast<size_t>(parts_[g][static_cast<size_t>(device)])], device);
+        return way(far_parts_[g][parts_[g][device]], device);
       }
       default: return kCompute;
     }
   }
 
  private:
-  int node(int32_t device) const { return plan_.devices[static_cast<size_t>(device)].node; }
+  int node(int32_t device) const { return plan_.devices[device].node; }
   bool any_leaves(const std::vector<int32_t>& part) const {
     return std::ranges::any_of(part, [&](int32_t d) { return node(d) != node(part.front()); });
   }
-  int way(bool leaves, int32_t device) const {
-    return leaves || by_host_[static_cast<size_t>(device)] ? kFarLink : kLink;
-  }
+  int way(bool leaves, int32_t device) const { return leaves || by_host_[device] ? kFarLink : kLink; }
 
   const Plan& plan_;
   const Entry& entry_;

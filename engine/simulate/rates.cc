@@ -29,11 +29,11 @@ LinkRates PlanRates::group(int32_t group, int32_t device) const {
 }
 
 int64_t PlanRates::members(int32_t group, int32_t device) const {
-  return std::ssize(of(plan_.groups, group).parts[static_cast<size_t>(of(of(parts_, group), device))]);
+  return std::ssize(of(plan_.groups, group).parts[of(of(parts_, group), device)]);
 }
 
 std::map<int32_t, LinkRates> PlanRates::rates_of_link(const Link& link) const {
-  const auto spec = [&](int32_t d) -> const DeviceSpec& { return plan_.devices[static_cast<size_t>(d)]; };
+  const auto spec = [&](int32_t d) -> const DeviceSpec& { return plan_.devices[d]; };
   std::map<int, std::set<int32_t>> leaving, leaving_zone;  // node, zone -> its devices that send to others
   for (const Transfer& t : link.transfers) {
     if (spec(t.from).node != spec(t.to).node) leaving[spec(t.from).node].insert(t.from);
@@ -52,8 +52,8 @@ std::map<int32_t, LinkRates> PlanRates::rates_of_link(const Link& link) const {
 
 LinkRates PlanRates::link(int32_t link, int32_t device) const {
   if (uniform_) return cost_.link;
-  std::map<int32_t, LinkRates>& known = links_[static_cast<size_t>(link)];
-  if (known.empty()) known = rates_of_link(entry_.links[static_cast<size_t>(link)]);
+  std::map<int32_t, LinkRates>& known = links_[link];
+  if (known.empty()) known = rates_of_link(entry_.links[link]);
   const auto at = known.find(device);
   return at == known.end() ? cost_.link : at->second;
 }

@@ -30,7 +30,7 @@ class PlanRates {
  private:
   template <class T>
   static const T& of(const std::vector<T>& list, int32_t index) {
-    return list[static_cast<size_t>(index)];
+    return list[index];
   }
   std::map<int32_t, LinkRates> rates_of_link(const Link& link) const;
 

@@ -91,8 +91,7 @@ OpView operands_of(const Instruction& i, const std::vector<Buffer>& buffers) {
     for (const BufferId b : *list) {
       const bool there = b != kNone;
       if (types == &view.inputs) view.present.push_back(there);
-      types->push_back(there ? TensorType{buffers[static_cast<size_t>(b)].dtype, buffers[static_cast<size_t>(b)].dims}
-                             : TensorType{});
+      types->push_back(there ? TensorType{buffers[b].dtype, buffers[b].dims} : TensorType{});
     }
   if (const work::Kernel* kernel = i.kernel()) view.code = kernel->op, view.attrs = &kernel->attrs;
   return view;
@@ -145,10 +144,10 @@ Duration seconds_by(const CostModel& cost, const Plan& plan, const Entry& entry)
     const auto bytes = [&](const BufferIds& list) {
       double sum = 0;
       for (const BufferId b : list)
-        if (b != kNone) sum += static_cast<double>(buffers[static_cast<size_t>(b)].bytes);
+        if (b != kNone) sum += static_cast<double>(buffers[b].bytes);
       return sum;
     };
-    const bool half = !i.in.empty() && i.in[0] != kNone && size_of(buffers[static_cast<size_t>(i.in[0])].dtype) == 2;
+    const bool half = !i.in.empty() && i.in[0] != kNone && size_of(buffers[i.in[0]].dtype) == 2;
     switch (i.kind()) {
       case InstructionKind::kSend: return link_seconds(bytes(i.in), 1, rates->link(i.link(), device));
       case InstructionKind::kCopy: return link_seconds(bytes(i.in), 1, rates->host(device));
@@ -183,7 +182,7 @@ std::optional<StepTimes> times_of(const Plan& plan, const Entry& entry, size_t m
     if (times.classes[d] != known) continue;
     ++known;
     const Program& p = e.program(static_cast<int32_t>(d));
-    for (const ScheduleRow& row : p.schedule) steps += p.segments[static_cast<size_t>(row.segment)].instructions.size();
+    for (const ScheduleRow& row : p.schedule) steps += p.segments[row.segment].instructions.size();
   }
   if (steps > most) return std::nullopt;
   const CostModel cost = cost_of(plan);

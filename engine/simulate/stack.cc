@@ -29,8 +29,8 @@ class Worker {
     switch (i.kind()) {
       case InstructionKind::kSend: {
         w.messages = 1;
-        const auto at = leaving_[static_cast<size_t>(i.link())].find(device);
-        const double sharing = at == leaving_[static_cast<size_t>(i.link())].end() ? 0 : at->second;
+        const auto at = leaving_[i.link()].find(device);
+        const double sharing = at == leaving_[i.link()].end() ? 0 : at->second;
         (sharing > 0 ? w.network_bytes : w.inside_bytes) = bytes(device, i.in) * std::max(sharing, 1.0);
         break;
       }
@@ -45,8 +45,8 @@ class Worker {
   }
 
  private:
-  int node(int32_t device) const { return e_.plan.devices[static_cast<size_t>(device)].node; }
-  const Buffer& buffer(int32_t device, BufferId b) const { return e_.program(device).buffers[static_cast<size_t>(b)]; }
+  int node(int32_t device) const { return e_.plan.devices[device].node; }
+  const Buffer& buffer(int32_t device, BufferId b) const { return e_.program(device).buffers[b]; }
   double bytes(int32_t device, const BufferIds& list) const {
     double sum = 0;
     for (const BufferId b : list)
@@ -88,7 +88,7 @@ class Worker {
   void of_collective(const Instruction& i, int32_t device, StackWork& w) const {
     const auto& collective = *i.as<work::Collective>();
     const auto g = static_cast<size_t>(collective.group);
-    const auto part = static_cast<size_t>(parts_[g][static_cast<size_t>(device)]);
+    const auto part = static_cast<size_t>(parts_[g][device]);
     const auto n = static_cast<double>(e_.plan.groups[g].parts[part].size());
     if (n <= 1) return;
     const bool sum = collective.op == OpCode::k_all_reduce || collective.op == OpCode::k_adasum;
@@ -161,7 +161,7 @@ class Times {
  private:
   using Seconds = std::unordered_map<const Instruction*, double>;
   void fill(Seconds& known, int32_t device) const {
-    const Stack& mine = stacks_.size() == 1 ? stacks_[0] : stacks_[static_cast<size_t>(device)];
+    const Stack& mine = stacks_.size() == 1 ? stacks_[0] : stacks_[device];
     Stack network = mine;  // messages go to other nodes, which may have a slower one
     network.network_bytes = slowest_;
     for (const Segment& segment : e_.program(device).segments)
@@ -209,9 +209,9 @@ StackWork& StackWork::operator+=(const StackWork& other) {
 std::vector<StackRun> runs_of(const Plan& plan, const Segment& segment) {
   const auto block_of = [&](ScopeId s) {
     ScopeId block = kNone;
-    for (; s > 0 && static_cast<size_t>(s) < plan.scopes.size(); s = plan.scopes[static_cast<size_t>(s)].parent)
-      if (plan.scopes[static_cast<size_t>(s)].kind == ScopeKind::kName) block = s;
-    return block == kNone ? std::string_view() : std::string_view(plan.scopes[static_cast<size_t>(block)].name);
+    for (; s > 0 && static_cast<size_t>(s) < plan.scopes.size(); s = plan.scopes[s].parent)
+      if (plan.scopes[s].kind == ScopeKind::kName) block = s;
+    return block == kNone ? std::string_view() : std::string_view(plan.scopes[block].name);
   };
   // A step of one micro-batch is one segment.
   const bool whole = segment.name == "step";

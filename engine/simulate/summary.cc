@@ -65,10 +65,9 @@ Json simulation_json(const Plan& plan, const Entry& entry) {
                 kMost);
   std::map<int32_t, Busy> busy;  // by class
   for (const Event& event : times->events) {
-    const Program& p = entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(event.device)].program)];
-    const Instruction& i =
-        p.segments[static_cast<size_t>(event.segment)].instructions[static_cast<size_t>(event.instruction)];
-    Busy& mine = busy[times->classes[static_cast<size_t>(event.device)]];
+    const Program& p = entry.programs[entry.rows[event.device].program];
+    const Instruction& i = p.segments[event.segment].instructions[event.instruction];
+    Busy& mine = busy[times->classes[event.device]];
     const bool moves = i.group() != kNone || i.link() != kNone || i.kind() == InstructionKind::kVote ||
                        i.kind() == InstructionKind::kCopy;
     (moves ? mine.communication : mine.compute).emplace_back(event.start, event.end);

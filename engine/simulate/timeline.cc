@@ -29,9 +29,8 @@ std::vector<Stretch> stretches_of(const Entry& e, const StepTimes& times, Queue 
   std::vector<Stretch> list;
   for (const Event& event : times.events) {
     if (event.queue != queue) continue;
-    const Program& p = e.programs[static_cast<size_t>(e.rows[static_cast<size_t>(event.device)].program)];
-    const Instruction& i =
-        p.segments[static_cast<size_t>(event.segment)].instructions[static_cast<size_t>(event.instruction)];
+    const Program& p = e.programs[e.rows[event.device].program];
+    const Instruction& i = p.segments[event.segment].instructions[event.instruction];
     if (list.empty() || list.back().device != event.device || list.back().kind != kind_of(i) ||
         event.start - list.back().end > kGap * times.seconds)
       list.push_back({kind_of(i), event.device, event.start, 0, {}});
@@ -53,8 +52,8 @@ Json timeline_json(const Plan& plan, const Entry& entry) {
   for (size_t t = 0; t < kQueues; ++t) {
     Json rows = Json::array();
     for (const Stretch& s : stretches_of(entry, *times, static_cast<Queue>(t)))
-      rows.push_back(Json::array({times->classes[static_cast<size_t>(s.device)], s.kind, s.start, s.end,
-                                  fmt::format("{}", fmt::join(s.ops, ", "))}));
+      rows.push_back(
+          Json::array({times->classes[s.device], s.kind, s.start, s.end, fmt::format("{}", fmt::join(s.ops, ", "))}));
     if (!rows.empty()) queues[kQueueDefs[t].name] = std::move(rows);
   }
   return {{"seconds", times->seconds}, {"classes", times->classes}, {"queues", std::move(queues)}};

@@ -26,9 +26,7 @@ struct Axes {
   bool by_micro_batch(size_t axis) const {
     return axis != kTime && axis <= tasks.by_micro_batch.size() && tasks.by_micro_batch[axis - 1];
   }
-  bool same_devices(int32_t a, int32_t b) const {
-    return tasks.mesh_of_stage[static_cast<size_t>(a)] == tasks.mesh_of_stage[static_cast<size_t>(b)];
-  }
+  bool same_devices(int32_t a, int32_t b) const { return tasks.mesh_of_stage[a] == tasks.mesh_of_stage[b]; }
 };
 
 }  // namespace whale

@@ -28,17 +28,16 @@ class Repeats {
     first_use_.assign(g_.tensors.size(), kNone), last_use_ = first_use_;
     trained_.assign(g_.tensors.size(), 0);
     variable_.assign(g_.tensors.size(), nullptr);
-    for (const Variable& v : g_.variables) variable_[static_cast<size_t>(v.tensor)] = &v;
+    for (const Variable& v : g_.variables) variable_[v.tensor] = &v;
     for (size_t i = 0; i < g_.ops.size(); ++i) {
       for (const TensorId id : g_.ops[i].inputs)
-        if (id != kNone && first_use_[static_cast<size_t>(id)] == kNone)
-          first_use_[static_cast<size_t>(id)] = static_cast<OpId>(i);
+        if (id != kNone && first_use_[id] == kNone) first_use_[id] = static_cast<OpId>(i);
       for (const TensorId id : g_.ops[i].inputs) {
         if (id == kNone) continue;
-        last_use_[static_cast<size_t>(id)] = static_cast<OpId>(i);
-        const bool trained = trained_[static_cast<size_t>(id)] || g_.tensor(id).kind == TensorKind::kVariable;
+        last_use_[id] = static_cast<OpId>(i);
+        const bool trained = trained_[id] || g_.tensor(id).kind == TensorKind::kVariable;
         for (const TensorId y : g_.ops[i].outputs)
-          if (y != kNone && trained) trained_[static_cast<size_t>(y)] = 1;
+          if (y != kNone && trained) trained_[y] = 1;
       }
       looks_.push_back(look_of(g_.ops[i]));
     }
@@ -93,7 +92,7 @@ class Repeats {
     if (looks_[k] != looks_[k + length] || a.code != b.code || a.attrs != b.attrs || !placed_alike(a, b)) return false;
     for (size_t x = 0; x < a.inputs.size(); ++x) {
       const TensorId p = a.inputs[x], q = b.inputs[x];
-      if (p == q && p != kNone && (trained_[static_cast<size_t>(p)] || g_.tensor(p).kind == TensorKind::kVariable))
+      if (p == q && p != kNone && (trained_[p] || g_.tensor(p).kind == TensorKind::kVariable))
         return false;  // its gradient is a sum over the layers
       if (p == q) continue;
       if (p == kNone || q == kNone) return false;
@@ -110,13 +109,11 @@ class Repeats {
   }
 
   bool variables_alike(TensorId p, TensorId q, size_t length) const {
-    const Variable &a = *variable_[static_cast<size_t>(p)], &b = *variable_[static_cast<size_t>(q)];
-    const auto span = [&](TensorId id) {
-      return last_use_[static_cast<size_t>(id)] - first_use_[static_cast<size_t>(id)];
-    };
+    const Variable &a = *variable_[p], &b = *variable_[q];
+    const auto span = [&](TensorId id) { return last_use_[id] - first_use_[id]; };
     return a.role == b.role && a.trainable == b.trainable && a.decay == b.decay &&
            (a.next == kNone) == (b.next == kNone) && span(p) == span(q) && span(p) < static_cast<OpId>(length) &&
-           first_use_[static_cast<size_t>(q)] - first_use_[static_cast<size_t>(p)] == static_cast<OpId>(length);
+           first_use_[q] - first_use_[p] == static_cast<OpId>(length);
   }
 
   bool placed_alike(const Op& a, const Op& b) const {
@@ -205,7 +202,7 @@ class Condenser {
   std::vector<int32_t> kinds_of(size_t s) const {
     std::vector<int32_t> out;
     for (const int32_t d : tasks_.mesh(static_cast<int32_t>(s)).devices)
-      out.push_back(d < 0 || kinds_.empty() ? d < 0 : kinds_[static_cast<size_t>(d)]);
+      out.push_back(d < 0 || kinds_.empty() ? d < 0 : kinds_[d]);
     return out;
   }
 
@@ -268,7 +265,7 @@ class Condenser {
     for (size_t s = 0; s < tasks_.stages(); ++s)
       for (size_t r = 0; r < runs_.size(); ++r) {
         const size_t n = parts_[s][r].layers;
-        const size_t here = parts_[stays_[static_cast<size_t>(out_.stage_like[s])]][r].kept;
+        const size_t here = parts_[stays_[out_.stage_like[s]]][r].kept;
         out_.layers[s][r] = static_cast<int64_t>(n) - static_cast<int64_t>(here) + (here > 0);
       }
   }
@@ -276,14 +273,14 @@ class Condenser {
   // What a kept op reads now, or an output shows: ops of a run are as far apart as they were. kNone: it cannot be told.
   TensorId source_of(TensorId id, std::optional<size_t> reader) const {
     const Tensor& t = g_.tensor(id);
-    if (t.kind != TensorKind::kValue || run_of_[static_cast<size_t>(t.producer)] < 0) return id;
+    if (t.kind != TensorKind::kValue || run_of_[t.producer] < 0) return id;
     const auto made = static_cast<size_t>(t.producer);
     const auto r = static_cast<size_t>(run_of_[made]);
     const bool inside = reader && run_of_[*reader] == run_of_[made];
     const size_t back = (inside ? *reader : runs_[r].end()) - made;
     const size_t end = inside ? number_[*reader] : ops_[r].size();
     if (back > end || (!inside && back > 2 * runs_[r].length)) return kNone;  // or a layer in between is read
-    return g_.ops[ops_[r][end - back]].outputs[static_cast<size_t>(t.output)];
+    return g_.ops[ops_[r][end - back]].outputs[t.output];
   }
 
   bool make_graph() {
@@ -291,7 +288,7 @@ class Condenser {
     to.name = g_.name, to.scopes = g_.scopes, to.training = g_.training, to.default_strategy = g_.default_strategy;
     std::vector<TensorId> now(g_.tensors.size(), kNone);
     const auto take = [&](TensorId id) {
-      TensorId& mine = now[static_cast<size_t>(id)];
+      TensorId& mine = now[id];
       if (mine == kNone) {
         mine = static_cast<TensorId>(to.tensors.size());
         to.tensors.push_back(g_.tensor(id));
@@ -318,7 +315,7 @@ class Condenser {
       if (run_of_[i] >= 0) {
         const auto [at, fresh] = clones.try_emplace({op.scope, layer_[i]}, static_cast<ScopeId>(to.scopes.size()));
         if (fresh) {
-          Scope clone = to.scopes[static_cast<size_t>(op.scope)];
+          Scope clone = to.scopes[op.scope];
           if (clone.kind == ScopeKind::kRoot)
             clone.kind = ScopeKind::kName, clone.parent = op.scope, clone.name = "layer";
           to.scopes.push_back(std::move(clone));
@@ -328,23 +325,23 @@ class Condenser {
         }
         op.scope = at->second;
       }
-      op.stage = out_.stage_like[static_cast<size_t>(op.stage)];
+      op.stage = out_.stage_like[op.stage];
       to.ops.push_back(std::move(op));
     }
     for (const TensorId id : g_.inputs) to.inputs.push_back(take(id));
     for (const Variable& v : g_.variables) {
-      if (now[static_cast<size_t>(v.tensor)] == kNone) continue;
+      if (now[v.tensor] == kNone) continue;
       Variable mine = v;
-      mine.tensor = now[static_cast<size_t>(v.tensor)];
+      mine.tensor = now[v.tensor];
       for (TensorId* id : {&mine.owner, &mine.next})
-        if (*id != kNone && (*id = now[static_cast<size_t>(*id)]) == kNone) return false;
+        if (*id != kNone && (*id = now[*id]) == kNone) return false;
       to.variables.push_back(std::move(mine));
     }
     const auto follow = [&](TensorId& id) {
       if (id == kNone) return true;
       const TensorId source = source_of(id, std::nullopt);
       if (source == kNone) return false;
-      id = now[static_cast<size_t>(source)];
+      id = now[source];
       return id != kNone;
     };
     to.outputs = g_.outputs;
@@ -369,20 +366,20 @@ class Condenser {
   void make_tasks() {
     TaskGraphs& to = out_.tasks;
     to.tasks = tasks_.tasks;
-    for (TaskGraph& t : to.tasks) t.ops.clear(), t.stage = out_.stage_like[static_cast<size_t>(t.stage)];
+    for (TaskGraph& t : to.tasks) t.ops.clear(), t.stage = out_.stage_like[t.stage];
     to.task_of_scope = tasks_.task_of_scope, to.stage_of_scope = tasks_.stage_of_scope, to.written = tasks_.written;
     for (int32_t& s : to.stage_of_scope)
-      if (s >= 0) s = out_.stage_like[static_cast<size_t>(s)];
+      if (s >= 0) s = out_.stage_like[s];
     for (std::vector<int32_t>* list : {&to.task_of_scope, &to.stage_of_scope, &to.written})
       if (!list->empty())
-        for (const ScopeId scope : cloned_) list->push_back((*list)[static_cast<size_t>(scope)]);
+        for (const ScopeId scope : cloned_) list->push_back((*list)[scope]);
     int32_t devices = 0;
     for (size_t k = 0; k < stays_.size(); ++k) {
       Mesh mesh = tasks_.mesh(static_cast<int32_t>(stays_[k]));
       for (int32_t& d : mesh.devices)
         if (d >= 0) d = devices++;
       to.meshes.push_back(std::move(mesh));
-      if (!tasks_.links.empty()) to.links.push_back(tasks_.links[static_cast<size_t>(tasks_.mesh_of_stage[stays_[k]])]);
+      if (!tasks_.links.empty()) to.links.push_back(tasks_.links[tasks_.mesh_of_stage[stays_[k]]]);
       to.mesh_of_stage.push_back(static_cast<int32_t>(k));
     }
     to.by_micro_batch = tasks_.by_micro_batch;
@@ -420,7 +417,7 @@ std::optional<Condensed> condense(const Graph& graph, const TaskGraphs& tasks, d
 Condensed one_layer_less(Condensed few, const Condensed& more) {
   std::vector<std::vector<int64_t>> layers(more.tasks.stages());
   for (size_t v = 0; v < few.stage_like.size(); ++v) {
-    auto& mine = layers[static_cast<size_t>(few.stage_like[v])];
+    auto& mine = layers[few.stage_like[v]];
     if (!mine.empty()) continue;
     for (size_t r = 0; r < few.layers[v].size(); ++r) mine.push_back(1 + few.layers[v][r] - more.layers[v][r]);
   }

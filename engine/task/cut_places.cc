@@ -9,12 +9,12 @@ namespace whale {
 
 std::vector<char> moving_tensors(const Graph& graph) {
   std::vector<char> moves(graph.tensors.size());
-  for (const TensorId id : graph.inputs) moves[static_cast<size_t>(id)] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
+  for (const TensorId id : graph.inputs) moves[id] = graph.tensor(id).batch_dim >= 0 ? 2 : 0;
   for (const Op& op : graph.ops) {
-    const bool depends = std::any_of(op.inputs.begin(), op.inputs.end(),
-                                     [&](TensorId id) { return id != kNone && moves[static_cast<size_t>(id)] != 0; });
+    const bool depends =
+        std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId id) { return id != kNone && moves[id] != 0; });
     for (const TensorId id : op.outputs)
-      if (id != kNone) moves[static_cast<size_t>(id)] = depends;
+      if (id != kNone) moves[id] = depends;
   }
   return moves;
 }
@@ -26,9 +26,9 @@ std::vector<CutPlace> cut_places(const Graph& graph, const std::vector<OpId>& op
   std::vector<size_t> last_use(graph.tensors.size()), made(graph.tensors.size(), n);
   for (size_t k = 0; k < n; ++k) {
     for (const TensorId id : graph.op(ops[k]).inputs)
-      if (id != kNone) last_use[static_cast<size_t>(id)] = k;
+      if (id != kNone) last_use[id] = k;
     for (const TensorId id : graph.op(ops[k]).outputs)
-      if (id != kNone) made[static_cast<size_t>(id)] = k;
+      if (id != kNone) made[id] = k;
   }
   std::vector<double> change(n + 1);
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
@@ -42,15 +42,15 @@ std::vector<CutPlace> cut_places(const Graph& graph, const std::vector<OpId>& op
     const std::vector<int> uses = use_counts(graph);
     for (size_t k = 0; k < n; ++k)
       for (const TensorId id : graph.op(ops[k]).inputs)
-        if (id != kNone && has_flag(graph.op(ops[k]).code, kElementwise) && uses[static_cast<size_t>(id)] == 1)
-          for (size_t at = made[static_cast<size_t>(id)] + 1; at <= k; ++at) ++inside[at];
+        if (id != kNone && has_flag(graph.op(ops[k]).code, kElementwise) && uses[id] == 1)
+          for (size_t at = made[id] + 1; at <= k; ++at) ++inside[at];
   }
   std::vector<CutPlace> places;
   double alive = 0;
   for (size_t k = 1; k < n; ++k) {
     alive += change[k];
     if (inside[k]) continue;
-    if (moves[static_cast<size_t>(graph.op(ops[k - 1]).outputs.empty() ? 0 : graph.op(ops[k - 1]).outputs[0])] == 1)
+    if (moves[graph.op(ops[k - 1]).outputs.empty() ? 0 : graph.op(ops[k - 1]).outputs[0]] == 1)
       places.push_back({k, std::max(0.0, alive)});
   }
   if (places.size() > kPlaces) {

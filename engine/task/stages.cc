@@ -32,12 +32,12 @@ class Table {
 StageBytes bytes_of_op(const Graph& graph, const Op& op, const std::vector<char>& moves, std::vector<char>& read) {
   StageBytes out;
   for (const TensorId id : op.inputs) {
-    if (id == kNone || graph.tensor(id).kind != TensorKind::kVariable || read[static_cast<size_t>(id)] != 0) continue;
-    read[static_cast<size_t>(id)] = 1;
+    if (id == kNone || graph.tensor(id).kind != TensorKind::kVariable || read[id] != 0) continue;
+    read[id] = 1;
     out.parameters += whole_bytes(graph.tensor(id));
   }
   for (const TensorId id : op.outputs)
-    if (id != kNone && moves[static_cast<size_t>(id)] == 1) out.values += whole_bytes(graph.tensor(id));
+    if (id != kNone && moves[id] == 1) out.values += whole_bytes(graph.tensor(id));
   return out;
 }
 
@@ -62,7 +62,7 @@ StageKinds kinds_of(const std::vector<DeviceRates>& rates, size_t stages) {
 double backward_seconds(const Graph& graph, const Op& op, const OpView& view, const std::vector<char>& moves,
                         double seconds, const DeviceRates& rates, double parts, double add_passes) {
   constexpr double kDense = 4;  // FLOPs of a byte
-  const bool has = !op.outputs.empty() && op.outputs[0] != kNone && moves[static_cast<size_t>(op.outputs[0])] == 1 &&
+  const bool has = !op.outputs.empty() && op.outputs[0] != kNone && moves[op.outputs[0]] == 1 &&
                    is_float(graph.tensor(op.outputs[0]).dtype) && !has_flag(op.code, kNoGradient);
   if (!has) return 0;
   const OpCost cost = cost_of(view);
@@ -110,7 +110,7 @@ std::vector<StageBytes> bytes_of_stages(const Graph& graph, const std::vector<in
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     if (stage_of[i] < 0) continue;
     const StageBytes mine = bytes_of_op(graph, graph.ops[i], moves, read);
-    StageBytes& stage = out[static_cast<size_t>(stage_of[i])];
+    StageBytes& stage = out[stage_of[i]];
     stage.parameters += mine.parameters, stage.values += mine.values;
   }
   return out;

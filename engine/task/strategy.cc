@@ -324,8 +324,8 @@ void check_clauses(const Graph& graph, const std::vector<StrategyClause>& clause
   constexpr size_t kMost = 12;                 // shown
   const auto named_path = [&](size_t scope) {  // "encoder/block0"
     std::string path;
-    for (auto id = static_cast<ScopeId>(scope); id > 0; id = graph.scopes[static_cast<size_t>(id)].parent)
-      if (const std::string& name = graph.scopes[static_cast<size_t>(id)].name; !name.empty())
+    for (auto id = static_cast<ScopeId>(scope); id > 0; id = graph.scopes[id].parent)
+      if (const std::string& name = graph.scopes[id].name; !name.empty())
         path = path.empty() ? name : name + "/" + path;
     return path;
   };

@@ -82,7 +82,7 @@ TaskAxes find_axes(const TaskLeaves& leaves, const TaskGraphs& tasks, size_t mes
   for (const auto& [scope, l] : leaves.of_scope) {
     const int32_t mesh = mesh_of(tasks, scope);
     if (mesh < 0) continue;
-    auto& list = out.stages[static_cast<size_t>(mesh)].leaves;
+    auto& list = out.stages[mesh].leaves;
     if (std::find(list.begin(), list.end(), l) == list.end()) list.push_back(l);
   }
   for (const TaskLeaf& leaf : leaves.list)

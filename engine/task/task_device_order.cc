@@ -84,7 +84,7 @@ std::vector<int32_t> by_row(const TaskLeaf& leaf, const std::vector<DeviceSpec>&
 std::vector<int32_t> by_column(const TaskLeaf& leaf, const std::vector<DeviceSpec>& devices, const Ints& slices) {
   const int64_t nodes = devices.empty() ? 1 : devices.back().node + 1;
   Ints sizes(static_cast<size_t>(nodes));
-  for (const DeviceSpec& device : devices) ++sizes[static_cast<size_t>(device.node)];
+  for (const DeviceSpec& device : devices) ++sizes[device.node];
   if (std::any_of(sizes.begin(), sizes.end(), [&](int64_t n) { return n != sizes[0]; }))
     refuse(leaf, fmt::format(
                      "lays slices across nodes (device_order=column), which have [{}] devices; nodes of equal size are "

@@ -57,7 +57,7 @@ TaskLeaves with_counts(TaskLeaves leaves, const TaskGraphs& tasks, const Ints& s
   std::set<size_t> taken;
   for (auto& [scope, l] : leaves.of_scope) {
     if (mesh_of(tasks, scope) < 0 || !list[l].staged()) continue;
-    const int64_t there = stage_devices[static_cast<size_t>(mesh_of(tasks, scope))];
+    const int64_t there = stage_devices[mesh_of(tasks, scope)];
     const auto [at, fresh] = filled.try_emplace({l, there}, l);
     if (fresh) {
       if (!taken.insert(l).second) {
@@ -115,7 +115,7 @@ std::vector<Mesh> make_meshes(const TaskAxes& axes, const TaskLeaf& leaf, const 
       for (const int64_t end = k + size / pipelines; k < end && fits; ++k) {
         const bool there = mesh.has_position(k);
         fits = !there || (next < stage_devices[s] && group < devices / sum);
-        mesh.devices.push_back(there && fits ? order[static_cast<size_t>(group * sum + offset + next)] : kNone);
+        mesh.devices.push_back(there && fits ? order[group * sum + offset + next] : kNone);
         next += there;
       }
       fits &= next == 0 || next == stage_devices[s];

@@ -39,13 +39,12 @@ void make_tasks(const Graph& graph, const TaskLeaves& leaves, const TaskAxes& ax
     if (mesh_of(out, scope) < 0) continue;
     const auto mesh = static_cast<size_t>(mesh_of(out, scope));
     const auto [at, fresh] = known.try_emplace({l, mesh}, static_cast<int32_t>(out.tasks.size()));
-    if (fresh)
-      out.tasks.push_back(task_of(leaves.list[l], axes, l, mesh, out.stage_of_scope[static_cast<size_t>(scope)]));
-    out.task_of_scope[static_cast<size_t>(scope)] = at->second;
+    if (fresh) out.tasks.push_back(task_of(leaves.list[l], axes, l, mesh, out.stage_of_scope[scope]));
+    out.task_of_scope[scope] = at->second;
   }
   for (size_t i = 0; i < graph.ops.size(); ++i) {
-    const int32_t t = out.task_of_scope[static_cast<size_t>(graph.ops[i].scope)];
-    out.tasks[static_cast<size_t>(t)].ops.push_back(static_cast<OpId>(i));
+    const int32_t t = out.task_of_scope[graph.ops[i].scope];
+    out.tasks[t].ops.push_back(static_cast<OpId>(i));
   }
 }
 
@@ -131,7 +130,7 @@ void share_micro_batches(const TaskAxes& from, bool exact, TaskGraphs& out, cons
 const TaskGraph& TaskGraphs::task(const Op& op) const {
   const auto scope = static_cast<size_t>(op.scope);
   const int32_t t = scope < task_of_scope.size() ? task_of_scope[scope] : -1;
-  return tasks[static_cast<size_t>(t < 0 ? 0 : t)];
+  return tasks[t < 0 ? 0 : t];
 }
 
 TaskGraphs form_task_graphs(Graph& graph, const std::vector<DeviceSpec>& devices, std::string_view strategy,

@@ -75,11 +75,9 @@ struct TaskGraphs {
   }
   // Between the devices of a stage along an axis of its mesh.
   const LinkRates& link(int32_t stage, size_t mesh_axis) const {
-    return links.empty() ? cost.link : links[static_cast<size_t>(mesh_of_stage[static_cast<size_t>(stage)])][mesh_axis];
+    return links.empty() ? cost.link : links[mesh_of_stage[stage]][mesh_axis];
   }
-  const Mesh& mesh(int32_t stage) const {
-    return meshes[static_cast<size_t>(mesh_of_stage[static_cast<size_t>(stage)])];
-  }
+  const Mesh& mesh(int32_t stage) const { return meshes[mesh_of_stage[stage]]; }
 };
 
 // `strategy`: for the ops without a scope of their own; empty: the graph's, or else replica. A bare `replica` takes

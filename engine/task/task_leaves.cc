@@ -69,9 +69,8 @@ TaskLeaf leaf_of(std::vector<Scope> nest, std::vector<ScopeId> ids, std::string 
 const StrategyClause* clause_of(const Graph& graph, const std::vector<StrategyClause>& clauses, ScopeId scope) {
   if (std::ranges::all_of(clauses, &std::string::empty, &StrategyClause::name)) return nullptr;
   std::vector<std::string> names;
-  for (ScopeId id = scope; id > 0; id = graph.scopes[static_cast<size_t>(id)].parent)
-    if (const std::string& name = graph.scopes[static_cast<size_t>(id)].name; !name.empty())
-      names.insert(names.begin(), name);
+  for (ScopeId id = scope; id > 0; id = graph.scopes[id].parent)
+    if (const std::string& name = graph.scopes[id].name; !name.empty()) names.insert(names.begin(), name);
   for (size_t n = names.size(); n > 0; --n) {
     const std::string path =
         fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(n), "/"));
@@ -116,8 +115,8 @@ TaskLeaves find_leaves(const Graph& graph, std::string_view strategy, int64_t de
   for (const Op& op : graph.ops) {
     const auto [at, fresh] = nests.try_emplace(op.scope);
     if (!fresh) continue;
-    for (ScopeId id = local ? 0 : op.scope; id > 0; id = graph.scopes[static_cast<size_t>(id)].parent) {
-      const Scope& scope = graph.scopes[static_cast<size_t>(id)];
+    for (ScopeId id = local ? 0 : op.scope; id > 0; id = graph.scopes[id].parent) {
+      const Scope& scope = graph.scopes[id];
       if (scope.kind == ScopeKind::kName || scope.kind == ScopeKind::kRoot) continue;
       at->second.first.insert(at->second.first.begin(), scope);
       at->second.second.insert(at->second.second.begin(), id);

@@ -85,8 +85,8 @@ std::string empty_stages(const Graph& graph);
 void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, TaskGraphs& tasks);
 
 inline int32_t mesh_of(const TaskGraphs& tasks, ScopeId scope) {  // -1: no op of it is in a stage
-  const int32_t s = tasks.stage_of_scope[static_cast<size_t>(scope)];
-  return s < 0 ? -1 : tasks.mesh_of_stage[static_cast<size_t>(s)];
+  const int32_t s = tasks.stage_of_scope[scope];
+  return s < 0 ? -1 : tasks.mesh_of_stage[s];
 }
 
 // task_devices.cc

@@ -32,7 +32,7 @@ void join(const Graph& graph, std::vector<int32_t>& stage) {
     if (given[i]) continue;
     for (const TensorId id : graph.ops[i].inputs)
       if (id != kNone && graph.tensor(id).producer != kNone)
-        stage[i] = std::max(stage[i], stage[static_cast<size_t>(graph.tensor(id).producer)]);
+        stage[i] = std::max(stage[i], stage[graph.tensor(id).producer]);
   }
   constexpr int32_t kNobody = std::numeric_limits<int32_t>::max();
   std::vector<int32_t> first(stage.size(), kNobody);  // stage of those who read its results
@@ -40,7 +40,7 @@ void join(const Graph& graph, std::vector<int32_t>& stage) {
     if (stage[i] < 0) stage[i] = first[i] == kNobody ? 0 : first[i];
     for (const TensorId id : graph.ops[i].inputs)
       if (id != kNone && graph.tensor(id).producer != kNone) {
-        int32_t& reader = first[static_cast<size_t>(graph.tensor(id).producer)];
+        int32_t& reader = first[graph.tensor(id).producer];
         reader = std::min(reader, stage[i]);
       }
   }
@@ -52,9 +52,9 @@ void check_order(const Graph& graph, const std::vector<int32_t>& stage) {
     const Op& op = graph.ops[i];
     for (const TensorId id : op.inputs) {
       const OpId made = id == kNone ? kNone : graph.tensor(id).producer;
-      if (made != kNone && stage[static_cast<size_t>(made)] > stage[i])
+      if (made != kNone && stage[made] > stage[i])
         throw invalid("op '{}' in stage {} reads '{}', which a later stage ({}) makes; stages pass data forward only",
-                      op.name, stage[i], graph.tensor(id).name, stage[static_cast<size_t>(made)])
+                      op.name, stage[i], graph.tensor(id).name, stage[made])
             .at_op(op.name)
             .at_scope(graph.scope_path(op.scope));
     }
@@ -73,9 +73,7 @@ struct Part {
 std::string empty_stages(const Graph& graph) {
   std::vector<char> used(graph.scopes.size());
   for (const Op& op : graph.ops)
-    for (ScopeId id = op.scope; id != kNone && !used[static_cast<size_t>(id)];
-         id = graph.scopes[static_cast<size_t>(id)].parent)
-      used[static_cast<size_t>(id)] = 1;
+    for (ScopeId id = op.scope; id != kNone && !used[id]; id = graph.scopes[id].parent) used[id] = 1;
   std::vector<int> empty;
   int stages = 0;
   for (size_t i = 0; i < graph.scopes.size(); ++i) {
@@ -121,7 +119,7 @@ StageDevices devices_of_stages(const TaskLeaf& leaf, const std::vector<DeviceSpe
   if (!complete || virtual_stages > 1 || there * pipelines * count != std::ssize(devices)) return {};
   const std::vector<int32_t> order = likely_order(leaf, devices);
   const auto device = [&](int64_t s, int64_t p, int64_t k) -> const DeviceSpec& {
-    return devices[static_cast<size_t>(order[static_cast<size_t>((p * count + s) * there + k)])];
+    return devices[order[(p * count + s) * there + k]];
   };
   StageDevices out;
   for (int64_t s = 0; s < count; ++s)
@@ -194,9 +192,8 @@ TaskStages find_stages(const Graph& graph, const TaskLeaves& leaves, const TaskP
   for (size_t i = 0; i < graph.ops.size(); ++i) {
     const TaskLeaf& leaf = leaves.of(graph.ops[i]);
     if (!one && leaf.pipeline == SIZE_MAX) continue;
-    Part& part = one ? parts[0]
-                     : parts[static_cast<size_t>(std::find(siblings.begin(), siblings.end(), leaf.ids[leaf.pipeline]) -
-                                                 siblings.begin())];
+    Part& part =
+        one ? parts[0] : parts[std::find(siblings.begin(), siblings.end(), leaf.ids[leaf.pipeline]) - siblings.begin()];
     part.ops.push_back(static_cast<OpId>(i));
     if (!one) part.leaf = &leaf;
     if (leaf.stage != SIZE_MAX)
@@ -297,7 +294,7 @@ void write_stages(const TaskStages& stages, Graph& graph, TaskLeaves& leaves, Ta
       }
       op.scope = at->second;
     }
-    tasks.stage_of_scope[static_cast<size_t>(op.scope)] = op.stage;
+    tasks.stage_of_scope[op.scope] = op.stage;
   }
 }
 

@@ -208,7 +208,7 @@ class ScopeWriter {
       for (size_t r = 0; r < in.size(); ++r) {
         std::vector<ScopeId>& of = out_.replicas[r].scope;
         of.resize(static_cast<size_t>(scope) + 1, kNone);
-        of[static_cast<size_t>(scope)] = copies[r];
+        of[scope] = copies[r];
       }
     }
     op.scope = at->second;
@@ -243,8 +243,8 @@ std::optional<Scope> find_unlike(const Graph& graph, std::string_view strategy) 
   for (const Op& op : graph.ops) {
     if (!seen.insert(op.scope).second) continue;
     std::vector<const Scope*> nest;
-    for (ScopeId id = op.scope; id > 0; id = graph.scopes[static_cast<size_t>(id)].parent) {
-      const Scope& scope = graph.scopes[static_cast<size_t>(id)];
+    for (ScopeId id = op.scope; id > 0; id = graph.scopes[id].parent) {
+      const Scope& scope = graph.scopes[id];
       if (scope.kind != ScopeKind::kName && scope.kind != ScopeKind::kRoot) nest.push_back(&scope);
     }
     if (nest.empty() || (nest.size() == 1 && is_bare(*nest[0]))) continue;

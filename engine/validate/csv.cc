@@ -31,7 +31,7 @@ bool Csv::has(std::string_view column) const { return std::ranges::find(columns,
 const std::string& Csv::text(size_t row, std::string_view column) const {
   const auto at = std::ranges::find(columns, column);
   if (at == columns.end()) throw invalid("{} has no column '{}'; it has {}", path, column, fmt::join(columns, ", "));
-  return rows[row][static_cast<size_t>(at - columns.begin())];
+  return rows[row][at - columns.begin()];
 }
 
 double Csv::number(size_t row, std::string_view column) const {

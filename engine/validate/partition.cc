@@ -60,12 +60,12 @@ PartitionProblem read_partition(const std::string& path, std::vector<int64_t>& i
       ends[end] = at->second;
     }
     const double cost = json_number(edge, "cost", path);
-    PartitionNode& from = out.nodes[static_cast<size_t>(ends[0])];
-    if (known[static_cast<size_t>(ends[0])] && std::abs(from.send_ms - cost) > 1e-6)
-      throw invalid("{}: the output of node {} costs {} on one edge and {} on another", path,
-                    ids[static_cast<size_t>(ends[0])], from.send_ms, cost);
+    PartitionNode& from = out.nodes[ends[0]];
+    if (known[ends[0]] && std::abs(from.send_ms - cost) > 1e-6)
+      throw invalid("{}: the output of node {} costs {} on one edge and {} on another", path, ids[ends[0]],
+                    from.send_ms, cost);
     from.send_ms = cost;
-    known[static_cast<size_t>(ends[0])] = true;
+    known[ends[0]] = true;
     out.edges.emplace_back(ends[0], ends[1]);
   }
   return out;
@@ -144,7 +144,7 @@ Json validate_partition(const std::string& path, const ValidateOptions&) {
     Json parts = Json::array();
     for (const PartitionPart& part : found.parts) {
       Json nodes = Json::array();
-      for (const int i : part.nodes) nodes.push_back(ids[static_cast<size_t>(i)]);
+      for (const int i : part.nodes) nodes.push_back(ids[i]);
       parts.push_back({{"host", part.host}, {"ms", part.ms}, {"bytes", part.bytes}, {"nodes", nodes}});
     }
     row["parts"] = parts;

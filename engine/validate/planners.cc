@@ -31,8 +31,7 @@ Json plan_json(const ClusterProblem& problem, const FoundPipelines& found) {
   Json stages = Json::array();
   for (int i = 0; i < found.plan.stages(); ++i) {
     Json layers = Json::array();
-    for (int l = found.plan.cuts[static_cast<size_t>(i)]; l < found.plan.cuts[static_cast<size_t>(i) + 1]; ++l)
-      layers.push_back(l);
+    for (int l = found.plan.cuts[i]; l < found.plan.cuts[static_cast<size_t>(i) + 1]; ++l) layers.push_back(l);
     stages.push_back(layers);
   }
   out["layers_of_stages"] = stages;
@@ -47,8 +46,7 @@ Json plan_json(const ClusterProblem& problem, const FoundPipelines& found) {
              {"peak_gigabytes", found.price.peak_bytes[k] / 1e9}};
     Json places = Json::array();
     for (const StagePlace& place : c.stages)
-      places.push_back(
-          {{"gpu", problem.types[static_cast<size_t>(place.type)].name}, {"tensor_parallel", place.split}});
+      places.push_back({{"gpu", problem.types[place.type].name}, {"tensor_parallel", place.split}});
     one["stages"] = places;
     classes.push_back(one);
   }
@@ -77,7 +75,7 @@ std::string stages_text(const ClusterProblem& problem, const ReplicaClass& c) {
     size_t same = i;
     while (same < c.stages.size() && c.stages[same] == c.stages[i]) ++same;
     out += fmt::format("{}{}{}x{}", out.empty() ? "" : ", ", same - i > 1 ? fmt::format("{} of ", same - i) : "",
-                       c.stages[i].split, problem.types[static_cast<size_t>(c.stages[i].type)].name);
+                       c.stages[i].split, problem.types[c.stages[i].type].name);
     i = same;
   }
   return out;

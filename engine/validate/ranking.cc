@@ -30,7 +30,7 @@ double spearman_of(const std::vector<double>& predicted, const std::vector<doubl
 double regret_of(const std::vector<double>& predicted, const std::vector<double>& measured) {
   if (measured.empty()) return 1;
   const auto first = std::ranges::min_element(predicted) - predicted.begin();
-  return measured[static_cast<size_t>(first)] / *std::ranges::min_element(measured);
+  return measured[first] / *std::ranges::min_element(measured);
 }
 
 }  // namespace whale

@@ -164,7 +164,7 @@ Row row_of(const Csv& csv, size_t row, const LayerTimes& layers) {
 double bytes_of(const Program& p, const BufferIds& list) {
   double sum = 0;
   for (const BufferId b : list)
-    if (b != kNone) sum += static_cast<double>(p.buffers[static_cast<size_t>(b)].bytes);
+    if (b != kNone) sum += static_cast<double>(p.buffers[b].bytes);
   return sum;
 }
 
@@ -218,7 +218,7 @@ Duration seconds_by(const Row& row, const Plan& plan) {
   for (const DeviceRow& device : entry.rows) {
     const auto stage = static_cast<size_t>(device.mesh), replica = static_cast<size_t>(device.coordinates[0]);
     const std::array<double, 3>& seconds = row.of[stage][replica];
-    const Program& p = entry.programs[static_cast<size_t>(device.program)];
+    const Program& p = entry.programs[device.program];
     for (const Segment& s : p.segments) {
       double sums[4] = {};
       const std::vector<StackRun> runs = runs_of(plan, s);
@@ -240,8 +240,7 @@ Duration seconds_by(const Row& row, const Plan& plan) {
           if (received > kBufferBytes)
             at = received * static_cast<double>(row.run.cuts.ways) / per;
           else if (!own(i, run.part))
-            at = w.network_bytes / per +
-                 w.inside_bytes / plan.devices[static_cast<size_t>(device.device)].figures.inside.bytes_per_second;
+            at = w.network_bytes / per + w.inside_bytes / plan.devices[device.device].figures.inside.bytes_per_second;
           else if (run.part != StepPart::kPrologue && sums[part] > 0)
             at = w.device_seconds(stack) / sums[part] * seconds[part - 1];
         }

@@ -25,16 +25,15 @@ std::vector<DeviceSpec> devices_of(const StepRun& run) {
     for (int64_t stage = 0; stage < p; ++stage)
       for (int64_t way = 0; way < t; ++way) {
         const int64_t node = ((stage * d + replica) * t + way) / run.devices_of_node;
-        out.push_back(types[static_cast<size_t>(std::min<int64_t>(node, std::ssize(types) - 1))]);
+        out.push_back(types[std::min<int64_t>(node, std::ssize(types) - 1)]);
         out.back().node = static_cast<int>(node);
       }
   return out;
 }
 
 bool of_block(const Plan& plan, const Instruction& i) {
-  for (ScopeId s = i.scope; s > 0 && static_cast<size_t>(s) < plan.scopes.size();
-       s = plan.scopes[static_cast<size_t>(s)].parent)
-    if (plan.scopes[static_cast<size_t>(s)].name.starts_with("block")) return true;
+  for (ScopeId s = i.scope; s > 0 && static_cast<size_t>(s) < plan.scopes.size(); s = plan.scopes[s].parent)
+    if (plan.scopes[s].name.starts_with("block")) return true;
   return false;
 }
 
@@ -119,9 +118,9 @@ Json work_json(const Plan& plan) {
   Json classes = Json::array();
   std::set<std::pair<int32_t, std::string>> seen;
   for (const DeviceRow& row : entry.rows) {
-    const std::string& type = plan.devices[static_cast<size_t>(row.device)].type;
+    const std::string& type = plan.devices[row.device].type;
     if (!seen.emplace(row.program, type).second) continue;
-    const Program& p = entry.programs[static_cast<size_t>(row.program)];
+    const Program& p = entry.programs[row.program];
     Json segments = Json::array(), schedule = Json::array();
     std::map<int32_t, std::vector<size_t>> parts;  // of a segment: its parts, which stand in `segments`
     for (size_t k = 0; k < p.segments.size(); ++k) {

@@ -292,7 +292,7 @@ class Host {
 
   // It puts nothing any more.
   void leaves(int rank) {
-    left_[static_cast<size_t>(rank)] = true;
+    left_[rank] = true;
     for (const auto& c : connections_)
       for (auto& [key, questions] : c->asked)
         std::erase_if(questions, [&](const Question& q) {
@@ -302,7 +302,7 @@ class Host {
   }
 
   std::string absent(uint32_t question, int rank) const {
-    const Farewell& farewell = farewells_[static_cast<size_t>(rank)];
+    const Farewell& farewell = farewells_[rank];
     return frame(Say::kAbsent, question, farewell.at_fault, farewell.why);
   }
 
@@ -339,7 +339,7 @@ class Host {
         break;
       case Say::kBye:
         c.left = c.cut = true;
-        farewells_[static_cast<size_t>(c.rank)] = {head.b, text};
+        farewells_[c.rank] = {head.b, text};
         leaves(c.rank);
         for (const auto& other : connections_)
           if (other->rank >= 0) other->out += frame(Say::kLeft, static_cast<uint32_t>(c.rank));

@@ -64,7 +64,7 @@ class InprocWorlds final : public Worlds {
     const std::lock_guard lock(shared_->mutex);
     auto& wires = shared_->wires[sessions_];
     if (wires.empty()) wires = make_inproc_wires(size());
-    World world{shared_->store, std::move(wires[static_cast<size_t>(rank_)]), {}, sessions_};
+    World world{shared_->store, std::move(wires[rank_]), {}, sessions_};
     if (std::none_of(wires.begin(), wires.end(), [](const auto& wire) { return bool(wire); }))
       shared_->wires.erase(sessions_);
     ++sessions_;

@@ -14,7 +14,7 @@ Change attribute(std::vector<const char*> names, std::function<bool(Type&, Dice&
     for (const char* name : names)
       if (const auto at = s.attrs().find(name); at != s.attrs().end())
         if (Type* value = std::get_if<Type>(&at->second)) fit.push_back(value);
-    return !fit.empty() && change(*fit[static_cast<size_t>(dice.below(std::ssize(fit)))], dice);
+    return !fit.empty() && change(*fit[dice.below(std::ssize(fit))], dice);
   };
 }
 
@@ -41,7 +41,7 @@ bool other_key(const Spot& s, Dice& dice) {
 bool other_decays(const Spot& s, Dice& dice) {
   Ints decays = attr_ints(s.attrs(), "decays");
   if (decays.empty() || attr_float(s.attrs(), "weight_decay") == 0) return false;
-  int64_t& one = decays[static_cast<size_t>(dice.below(std::ssize(decays)))];
+  int64_t& one = decays[dice.below(std::ssize(decays))];
   one = 1 - one;
   s.attrs()["decays"] = std::move(decays);
   return true;
@@ -75,7 +75,7 @@ bool other_op(const Spot& s, Dice& dice) {
     const auto at = std::find(std::begin(list), std::end(list), s.at().op());
     if (at == std::end(list)) return false;
     const auto n = static_cast<int64_t>(std::size(list));
-    s.at().as<work::Kernel>()->op = list[static_cast<size_t>((at - std::begin(list) + 1 + dice.below(n - 1)) % n)];
+    s.at().as<work::Kernel>()->op = list[(at - std::begin(list) + 1 + dice.below(n - 1)) % n];
     return true;
   };
   return s.at().kind() == InstructionKind::kKernel && (among(kOnes) || among(kTwos));
@@ -85,7 +85,7 @@ bool other_op(const Spot& s, Dice& dice) {
 bool other_chain(const Spot& s, Dice& dice) {
   Ints ops = attr_ints(s.attrs(), "ops");
   if (s.at().op() != OpCode::k_fused || ops.empty()) return false;
-  int64_t& x = ops[static_cast<size_t>(dice.below(std::ssize(ops)))];
+  int64_t& x = ops[dice.below(std::ssize(ops))];
   x += x > 0 && dice.coin() ? -1 : 1;
   s.attrs()["ops"] = std::move(ops);
   return true;
@@ -106,7 +106,7 @@ bool step_scalar(Plan& plan, Dice& dice) {
     for (Buffer& b : p.buffers)
       if (b.kind == BufferKind::kStep) scalars.push_back(&b);
   if (scalars.empty()) return false;
-  Buffer& b = *scalars[static_cast<size_t>(dice.below(std::ssize(scalars)))];
+  Buffer& b = *scalars[dice.below(std::ssize(scalars))];
   b.ref = static_cast<int32_t>((b.ref + 1 + dice.below(2)) % 3);
   return true;
 }

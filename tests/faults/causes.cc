@@ -32,7 +32,7 @@ int64_t bytes_of_operands(const Program& p, const Instruction& i) {
   int64_t bytes = 0;
   for (const BufferIds* list : {&i.in, &i.out})
     for (const BufferId b : *list)
-      if (b != kNone) bytes += p.buffers[static_cast<size_t>(b)].bytes;
+      if (b != kNone) bytes += p.buffers[b].bytes;
   return bytes;
 }
 
@@ -42,10 +42,10 @@ Bytes bytes_read(const Program& p, const Instruction& i, BufferId id, int64_t ve
   const work::Kernel* kernel = i.kernel();
   if (kernel == nullptr || kernel->op != OpCode::k_local_slice) return all;
   const Ints& axis = attr_ints(kernel->attrs, "sub_axis");  // dimension, outer, inner
-  const Dims& dims = p.buffers[static_cast<size_t>(id)].dims;
+  const Dims& dims = p.buffers[id].dims;
   int64_t rows = axis[1];
-  for (int64_t d = 0; d < axis[0]; ++d) rows *= dims[static_cast<size_t>(d)];
-  const int64_t extent = dims[static_cast<size_t>(axis[0])] / axis[1] / axis[2];
+  for (int64_t d = 0; d < axis[0]; ++d) rows *= dims[d];
+  const int64_t extent = dims[axis[0]] / axis[1] / axis[2];
   if (rows != 1 || extent == 0) return all;
   const int64_t unit = (all.end - all.begin) / extent, begin = all.begin;
   all.begin = begin + attr_int(kernel->attrs, "begin") * unit;
@@ -109,16 +109,16 @@ class Order {
 
   bool begin(size_t j) {
     const Causes::Node& n = c_.nodes_[j];
-    const Program& p = entry_.programs[static_cast<size_t>(entry_.rows[static_cast<size_t>(n.device)].program)];
-    const ScheduleRow& row = p.schedule[static_cast<size_t>(n.row)];
-    const auto& first = c_.first_[static_cast<size_t>(n.device)];
+    const Program& p = entry_.programs[entry_.rows[n.device].program];
+    const ScheduleRow& row = p.schedule[n.row];
+    const auto& first = c_.first_[n.device];
     const auto r = static_cast<size_t>(n.row);
     std::vector<size_t> needs;
     if (before_[j] != SIZE_MAX) needs.push_back(before_[j]);
-    const Instruction& does = p.segments[static_cast<size_t>(row.segment)].instructions[static_cast<size_t>(n.index)];
+    const Instruction& does = p.segments[row.segment].instructions[n.index];
     for (const Wait& w : does.waits) needs.push_back(first[r] + static_cast<size_t>(w.index));
     if (row.waits != kNone)
-      for (const RowWait& w : p.row_waits[static_cast<size_t>(row.waits)])
+      for (const RowWait& w : p.row_waits[row.waits])
         if (w.at == n.index) needs.push_back(first[r - 1] + static_cast<size_t>(w.on.index));
     for (size_t k = first[0]; r >= 2 && k < first[r - 1]; ++k) needs.push_back(k);
     if (does.kind() == InstructionKind::kCommit) needs.insert(needs.end(), votes_.begin(), votes_.end());
@@ -183,7 +183,7 @@ void Causes::add_nodes() {
     std::vector<size_t>& first = first_.emplace_back();
     for (size_t r = 0; r < p.schedule.size(); ++r) {
       first.push_back(nodes_.size());
-      const Segment& s = p.segments[static_cast<size_t>(p.schedule[r].segment)];
+      const Segment& s = p.segments[p.schedule[r].segment];
       for (size_t k = 0; k < s.instructions.size(); ++k)
         nodes_.push_back({d, static_cast<int32_t>(r), static_cast<int32_t>(k), &s.instructions[k], {}, {}, {}});
     }
@@ -241,7 +241,7 @@ void Causes::match_messages() {
     for (const auto& [key, receives] : of)
       if (std::get<0>(key) == number && !std::get<2>(key))
         for (const size_t j : receives) {
-          const Dims& dims = program(nodes_[j].device).buffers[static_cast<size_t>(nodes_[j].does->out.at(0))].dims;
+          const Dims& dims = program(nodes_[j].device).buffers[nodes_[j].does->out.at(0)].dims;
           nodes_[j].clears = covered[nodes_[j].device] < element_count(dims);
         }
   }
@@ -253,10 +253,10 @@ void Causes::find_conflicts() {
     const Program& p = program(static_cast<int32_t>(d));
     const auto does_nothing = [&](const Node& n) {
       const auto* fetch = n.does->as<work::Fetch>();
-      return fetch != nullptr && !hands_over(row, entry_.outputs[static_cast<size_t>(fetch->output)]);
+      return fetch != nullptr && !hands_over(row, entry_.outputs[fetch->output]);
     };
     const auto bytes = [&](const Node& n, bool written) {
-      const int64_t version = p.schedule[static_cast<size_t>(n.row)].version;
+      const int64_t version = p.schedule[n.row].version;
       std::vector<Bytes> out;
       for (const BufferId b : written ? n.does->out : n.does->in)
         if (b != kNone) out.push_back(written ? bytes_of(p, b, version) : bytes_read(p, *n.does, b, version));
@@ -269,7 +269,7 @@ void Causes::find_conflicts() {
     for (size_t j = first_[d].front(); j < first_[d].back(); ++j) {
       const Node& y = nodes_[j];
       if (does_nothing(y)) continue;
-      for (size_t i = first_[d][static_cast<size_t>(std::max(y.row - 1, 0))]; i < j; ++i) {
+      for (size_t i = first_[d][std::max(y.row - 1, 0)]; i < j; ++i) {
         const Node& x = nodes_[i];
         if (x.does->queue == y.does->queue || does_nothing(x)) continue;
         const std::vector<Bytes> written = bytes(x, true), by_later = bytes(y, true);

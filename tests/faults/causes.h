@@ -38,12 +38,10 @@ class Causes {
   void match_collectives();
   void match_messages();
   void find_conflicts();
-  const Program& program(int32_t device) const {
-    return entry_.programs[static_cast<size_t>(entry_.rows[static_cast<size_t>(device)].program)];
-  }
+  const Program& program(int32_t device) const { return entry_.programs[entry_.rows[device].program]; }
   const std::string& segment_of(const Node& n) const {
     const Program& p = program(n.device);
-    return p.segments[static_cast<size_t>(p.schedule[static_cast<size_t>(n.row)].segment)].name;
+    return p.segments[p.schedule[n.row].segment].name;
   }
 
   const Plan& plan_;

@@ -20,7 +20,7 @@ bool drop_reduce(const Spot& s, Dice&) {
 bool drop_member(const Spot& s, Dice& dice) {
   if (s.at().in.size() < 2) return false;
   const auto n = dice.below(std::ssize(s.at().in));
-  read_instead(*s.program, s.at().out[static_cast<size_t>(n)], s.at().in[static_cast<size_t>(n)]);
+  read_instead(*s.program, s.at().out[n], s.at().in[n]);
   s.at().in.erase(s.at().in.begin() + n), s.at().out.erase(s.at().out.begin() + n);
   return true;
 }
@@ -70,7 +70,7 @@ bool move_cut(const Spot& s, Dice& dice) {
     for (size_t k = 0; k + 1 < each.cuts.size(); ++k)
       if (each.cuts[k].size() > 0) neighbours.emplace_back(&each.cuts[k], &each.cuts[k + 1]);
   if (neighbours.empty()) return false;
-  const auto& [left, right] = neighbours[static_cast<size_t>(dice.below(std::ssize(neighbours)))];
+  const auto& [left, right] = neighbours[dice.below(std::ssize(neighbours))];
   --left->end, --right->begin;
   return true;
 }
@@ -125,8 +125,7 @@ bool change_group(Plan& plan, Dice& dice, const std::function<bool(Parts&, Dice&
 bool swap_devices(Parts& parts, Dice& dice) {
   if (parts.size() < 2) return false;
   const auto a = static_cast<size_t>(dice.below(std::ssize(parts))), b = (a + 1) % parts.size();
-  std::swap(parts[a][static_cast<size_t>(dice.below(std::ssize(parts[a])))],
-            parts[b][static_cast<size_t>(dice.below(std::ssize(parts[b])))]);
+  std::swap(parts[a][dice.below(std::ssize(parts[a]))], parts[b][dice.below(std::ssize(parts[b]))]);
   return true;
 }
 bool swap_order(Parts& parts, Dice& dice) {

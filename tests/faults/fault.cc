@@ -44,7 +44,7 @@ bool damage(Plan& plan, Dice& dice, Reach reach, const Wanted& wanted, const Cha
     }
   if (reach == Reach::kAny) reach = dice.coin() ? Reach::kOne : Reach::kEverywhere;
   for (size_t left = spots.size(); left > 0; --left) {
-    std::swap(spots[left - 1], spots[static_cast<size_t>(dice.below(static_cast<int64_t>(left)))]);
+    std::swap(spots[left - 1], spots[dice.below(static_cast<int64_t>(left))]);
     const Spot first = spots[left - 1];
     const uint64_t word = dice.next();
     Dice same(word);
@@ -78,7 +78,7 @@ void erase_instruction(const Spot& spot) {
   const Queue queue = spot.at().queue;
   std::vector<Wait> instead = spot.at().waits;
   for (int32_t before = k; before-- > 0;)
-    if (list[static_cast<size_t>(before)].queue == queue) {
+    if (list[before].queue == queue) {
       instead.push_back({queue, before});
       break;
     }
@@ -118,7 +118,7 @@ BufferId add_buffer(Program& program, Buffer like) {
 }
 
 BufferId add_alias(Program& program, BufferId like) {
-  Buffer b = program.buffers[static_cast<size_t>(like)];
+  Buffer b = program.buffers[like];
   b.alias = storage_of(program, like);
   b.name += ".again";
   program.buffers.push_back(std::move(b));

@@ -42,7 +42,7 @@ struct Spot {
   Segment* segment = nullptr;
   size_t index = 0;
   Instruction& at() const { return segment->instructions[index]; }
-  Buffer& buffer(BufferId id) const { return program->buffers[static_cast<size_t>(id)]; }
+  Buffer& buffer(BufferId id) const { return program->buffers[id]; }
   Attrs& attrs() const {  // empty: no kernel's
     static Attrs none;
     auto* kernel = at().as<work::Kernel>();
@@ -66,7 +66,7 @@ T* choose(std::vector<T>& list, Dice& dice, Test test) {
   std::vector<T*> fit;
   for (T& x : list)
     if (test(x)) fit.push_back(&x);
-  return fit.empty() ? nullptr : fit[static_cast<size_t>(dice.below(std::ssize(fit)))];
+  return fit.empty() ? nullptr : fit[dice.below(std::ssize(fit))];
 }
 
 // ---- changes ------------------------------------------------------------------------------------------------------

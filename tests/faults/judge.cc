@@ -135,7 +135,7 @@ std::string judged(const Plan& damaged, const Case& c, const Trained& whole) {
     std::vector<double> off(plan->devices.size());
     trainer->each_copy(v, [&](int32_t device, size_t at, double x) {
       const double d = x - want.elements[at];
-      off[static_cast<size_t>(device)] += std::isfinite(d) ? d * d : std::numeric_limits<double>::infinity();
+      off[device] += std::isfinite(d) ? d * d : std::numeric_limits<double>::infinity();
     });
     const double bound = std::max(want.movement * kCounts, 1000 * want.rounding);
     for (size_t d = 0; d < off.size(); ++d) {

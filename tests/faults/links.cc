@@ -16,14 +16,12 @@ bool change_link(Plan& plan, Dice& dice, const std::function<bool(Entry&, Link&,
   return false;
 }
 
-Transfer& any(Link& link, Dice& dice) {
-  return link.transfers[static_cast<size_t>(dice.below(std::ssize(link.transfers)))];
-}
+Transfer& any(Link& link, Dice& dice) { return link.transfers[dice.below(std::ssize(link.transfers))]; }
 
 // One element further, or shorter at both ends.
 bool move_box(std::vector<Interval>& box, Dice& dice) {
   if (box.empty()) return false;
-  Interval& i = box[static_cast<size_t>(dice.below(std::ssize(box)))];
+  Interval& i = box[dice.below(std::ssize(box))];
   const int64_t by = dice.coin() || i.begin == 0 ? 1 : -1;
   i.begin += by, i.end += by;
   return true;
@@ -46,8 +44,7 @@ bool other_source(Entry& entry, Link& link, Dice& dice) {
   Transfer& t = any(link, dice);
   for (int tries = 0; tries < 8; ++tries) {
     const auto from = static_cast<int32_t>(dice.below(std::ssize(entry.rows)));
-    if (from == t.from || entry.rows[static_cast<size_t>(from)].mesh != entry.rows[static_cast<size_t>(t.from)].mesh)
-      continue;
+    if (from == t.from || entry.rows[from].mesh != entry.rows[t.from].mesh) continue;
     t.from = from;
     return true;
   }
@@ -78,7 +75,7 @@ bool other_value(const Spot& s, Dice& dice) {
           s.segment->instructions[k].queue == s.at().queue)
         made.push_back(b);
   if (made.empty()) return false;
-  s.at().in[0] = made[static_cast<size_t>(dice.below(std::ssize(made)))];
+  s.at().in[0] = made[dice.below(std::ssize(made))];
   return true;
 }
 
@@ -88,7 +85,7 @@ bool other_link(const Spot& s, Dice& dice) {
   for (const Instruction& i : s.segment->instructions)
     if (i.kind() == s.at().kind() && i.link() != s.at().link()) others.push_back(i.work);
   if (others.empty()) return false;
-  s.at().work = others[static_cast<size_t>(dice.below(std::ssize(others)))];
+  s.at().work = others[dice.below(std::ssize(others))];
   return true;
 }
 

@@ -11,9 +11,9 @@ namespace {
 bool change_buffers(Plan& plan, Dice& dice, const std::function<bool(Program&, Buffer&, Dice&)>& change) {
   Entry& entry = train_of(plan);
   for (int tries = 0; tries < 16; ++tries) {
-    Program& p = entry.programs[static_cast<size_t>(dice.below(std::ssize(entry.programs)))];
+    Program& p = entry.programs[dice.below(std::ssize(entry.programs))];
     if (p.buffers.empty()) continue;
-    if (change(p, p.buffers[static_cast<size_t>(dice.below(std::ssize(p.buffers)))], dice)) return true;
+    if (change(p, p.buffers[dice.below(std::ssize(p.buffers))], dice)) return true;
   }
   return false;
 }
@@ -67,7 +67,7 @@ bool other_alias(Program& p, Buffer& b, Dice& dice) {
 
 bool other_part(Program& p, Buffer& b, Dice& dice) {
   if (b.alias == kNone) return false;
-  const Buffer& whole = p.buffers[static_cast<size_t>(b.alias)];
+  const Buffer& whole = p.buffers[b.alias];
   const int64_t element = size_of(b.dtype), places = (whole.bytes - b.bytes) / element;
   if (places < 1) return false;
   const int64_t at = dice.below(places + 1) * element;
@@ -89,7 +89,7 @@ bool fewer_versions(Program& p, Buffer& b, Dice&) {
 bool stale_operand(const Spot& s, Dice& dice) {
   BufferIds& in = s.at().in;
   for (int tries = 0; tries < 4 && !in.empty(); ++tries) {
-    BufferId& b = in[static_cast<size_t>(dice.below(std::ssize(in)))];
+    BufferId& b = in[dice.below(std::ssize(in))];
     if (b == kNone || s.buffer(b).alias == kNone) continue;
     for (size_t k = 0; k < s.program->buffers.size(); ++k) {
       const Buffer& x = s.program->buffers[k];

@@ -18,9 +18,9 @@ bool drop_wait(const Spot& s, Dice& dice) {
 
 // For an earlier instruction of the same queue.
 bool wait_too_early(const Spot& s, Dice& dice) {
-  Wait& w = s.at().waits[static_cast<size_t>(dice.below(std::ssize(s.at().waits)))];
+  Wait& w = s.at().waits[dice.below(std::ssize(s.at().waits))];
   for (int32_t k = w.index; k-- > 0;)
-    if (s.segment->instructions[static_cast<size_t>(k)].queue == w.queue) return w.index = k, true;
+    if (s.segment->instructions[k].queue == w.queue) return w.index = k, true;
   return false;
 }
 
@@ -125,7 +125,7 @@ bool vote_on_another(const Spot& s, Dice& dice) {
         storage_of(*s.program, id) != storage_of(*s.program, loss) && same_type(s.buffer(id), s.buffer(loss)))
       like.push_back(id);
   if (like.empty()) return false;
-  s.at().in[0] = like[static_cast<size_t>(dice.below(std::ssize(like)))];
+  s.at().in[0] = like[dice.below(std::ssize(like))];
   return true;
 }
 
@@ -136,7 +136,7 @@ bool change_rows(Plan& plan, Dice& dice, const std::function<bool(Program&, size
   for (Program& p : entry.programs)
     for (size_t r = 0; r < p.schedule.size() && p.schedule.size() > 1; ++r) rows.emplace_back(&p, r);
   for (int tries = 0; tries < 8 && !rows.empty(); ++tries) {
-    const auto [p, r] = rows[static_cast<size_t>(dice.below(std::ssize(rows)))];
+    const auto [p, r] = rows[dice.below(std::ssize(rows))];
     if (change(*p, r, dice)) return true;
   }
   return false;
@@ -148,15 +148,15 @@ bool everywhere(Plan& plan, Dice& dice, bool body, const std::function<void(Prog
   int32_t u = 0;
   if (!change_rows(plan, dice, [&](Program& p, size_t r, Dice&) {
         if (p.schedule[r].whole == body) return false;
-        name = base_name(p.segments[static_cast<size_t>(p.schedule[r].segment)].name);
+        name = base_name(p.segments[p.schedule[r].segment].name);
         u = p.schedule[r].micro_batch;
         return true;
       }))
     return false;
   for (Program& p : train_of(plan).programs)
     for (size_t r = p.schedule.size(); r-- > 0;)
-      if (base_name(p.segments[static_cast<size_t>(p.schedule[r].segment)].name) == name &&
-          p.schedule[r].micro_batch == u && p.schedule[r].whole != body && p.schedule.size() > 1)
+      if (base_name(p.segments[p.schedule[r].segment].name) == name && p.schedule[r].micro_batch == u &&
+          p.schedule[r].whole != body && p.schedule.size() > 1)
         change(p, r);
   return true;
 }
@@ -177,7 +177,7 @@ bool other_micro_batch(Program& p, size_t r, Dice& dice) {
   for (const ScheduleRow& row : p.schedule)
     if (!row.whole && row.micro_batch != p.schedule[r].micro_batch) others.push_back(row.micro_batch);
   if (p.schedule[r].whole || others.empty()) return false;
-  p.schedule[r].micro_batch = others[static_cast<size_t>(dice.below(std::ssize(others)))];
+  p.schedule[r].micro_batch = others[dice.below(std::ssize(others))];
   return true;
 }
 
@@ -193,7 +193,7 @@ bool swap_rows(Program& p, size_t r, Dice& dice) {
 // One of the waits for the row before is gone, or for something earlier.
 bool change_row_waits(Program& p, size_t r, const std::function<bool(RowWaits&)>& change) {
   if (p.schedule[r].waits == kNone) return false;
-  RowWaits waits = p.row_waits[static_cast<size_t>(p.schedule[r].waits)];
+  RowWaits waits = p.row_waits[p.schedule[r].waits];
   if (!change(waits)) return false;
   p.schedule[r].waits = static_cast<int32_t>(p.row_waits.size());
   p.row_waits.push_back(std::move(waits));
@@ -207,10 +207,10 @@ bool drop_row_wait(Program& p, size_t r, Dice& dice) {
 }
 bool row_wait_too_early(Program& p, size_t r, Dice& dice) {
   return change_row_waits(p, r, [&](RowWaits& waits) {
-    Wait& on = waits[static_cast<size_t>(dice.below(std::ssize(waits)))].on;
-    const Segment& before = p.segments[static_cast<size_t>(p.schedule[r - 1].segment)];
+    Wait& on = waits[dice.below(std::ssize(waits))].on;
+    const Segment& before = p.segments[p.schedule[r - 1].segment];
     for (int32_t k = on.index; k-- > 0;)
-      if (before.instructions[static_cast<size_t>(k)].queue == on.queue) return on.index = k, true;
+      if (before.instructions[k].queue == on.queue) return on.index = k, true;
     return false;
   });
 }

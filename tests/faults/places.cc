@@ -16,7 +16,7 @@ bool is_first(const Entry& entry, const DeviceRow& row) {
 }
 // The program says what its first row does.
 void follow(Entry& entry, const DeviceRow& row) {
-  Program& p = entry.programs[static_cast<size_t>(row.program)];
+  Program& p = entry.programs[row.program];
   if (!is_first(entry, row)) return;
   for (size_t k = 0; k < p.holes.size(); ++k) set_value(p, p.holes[k], row.placed[k]);
 }
@@ -26,10 +26,10 @@ bool other_place(Plan& plan, Dice& dice) {
   Entry& entry = train_of(plan);
   DeviceRow* row = row_with_holes(plan, dice);
   if (!row) return false;
-  const Program& p = entry.programs[static_cast<size_t>(row->program)];
+  const Program& p = entry.programs[row->program];
   const auto k = static_cast<size_t>(dice.below(std::ssize(p.holes)));
   const Hole& hole = p.holes[k];
-  const int64_t step = hole.kind == HoleKind::kAt ? size_of(p.buffers[static_cast<size_t>(hole.buffer)].dtype) : 1;
+  const int64_t step = hole.kind == HoleKind::kAt ? size_of(p.buffers[hole.buffer].dtype) : 1;
   const int64_t by = row->placed[k] >= step && dice.coin() ? -step : step;
   for (size_t n = 0; n < p.holes.size(); ++n) {
     const Hole& h = p.holes[n];
@@ -64,7 +64,7 @@ bool lost_value(Plan& plan, Dice& dice) {
 bool far_away(Plan& plan, Dice& dice) {
   DeviceRow* row = row_with_holes(plan, dice);
   if (!row) return false;
-  row->placed[static_cast<size_t>(dice.below(std::ssize(row->placed)))] =
+  row->placed[dice.below(std::ssize(row->placed))] =
       dice.coin() ? -1 - dice.below(1 << 20) : (int64_t{1} << 40) + dice.below(1 << 20);
   follow(train_of(plan), *row);
   return true;
@@ -74,7 +74,7 @@ bool far_away(Plan& plan, Dice& dice) {
 bool other_hole(Plan& plan, Dice& dice) {
   Program* p = choose(train_of(plan).programs, dice, [](const Program& each) { return !each.holes.empty(); });
   if (!p) return false;
-  Hole& hole = p->holes[static_cast<size_t>(dice.below(std::ssize(p->holes)))];
+  Hole& hole = p->holes[dice.below(std::ssize(p->holes))];
   int32_t& number = hole.kind == HoleKind::kAt ? hole.buffer : dice.coin() ? hole.instruction : hole.index;
   number += number > 0 && dice.coin() ? -1 : 1;
   return true;

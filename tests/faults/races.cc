@@ -9,8 +9,8 @@
 
 namespace whale::test {
 Bytes bytes_of(const Program& p, BufferId id, int64_t version) {
-  const Buffer& b = p.buffers[static_cast<size_t>(id)];
-  const Buffer& root = b.alias == kNone ? b : p.buffers[static_cast<size_t>(b.alias)];
+  const Buffer& b = p.buffers[id];
+  const Buffer& root = b.alias == kNone ? b : p.buffers[b.alias];
   const int64_t stride = (root.bytes + kAlignment - 1) / kAlignment * kAlignment;
   const int64_t at = (root.versions > 1 ? version * stride : 0) + b.at;
   if (root.kind == BufferKind::kVariable) return {2 + root.ref, at, at + b.bytes};
@@ -31,8 +31,7 @@ struct Step {
 std::string race_between(const Program& p, const ScheduleRow* before, const ScheduleRow& now) {
   std::vector<Step> steps;
   const auto add = [&](const ScheduleRow& row, bool first) {
-    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions)
-      steps.push_back({&i, first, row.version});
+    for (const Instruction& i : p.segments[row.segment].instructions) steps.push_back({&i, first, row.version});
   };
   if (before) add(*before, true);
   const size_t begin = steps.size();
@@ -49,7 +48,7 @@ std::string race_between(const Program& p, const ScheduleRow* before, const Sche
     const size_t base = steps[j].before ? 0 : begin;
     for (const Wait& w : steps[j].does->waits) follow(base + static_cast<size_t>(w.index));
     if (j < begin || now.waits == kNone) continue;
-    for (const RowWait& w : p.row_waits[static_cast<size_t>(now.waits)])
+    for (const RowWait& w : p.row_waits[now.waits])
       if (static_cast<size_t>(w.at) == j - begin) follow(static_cast<size_t>(w.on.index));
   }
   for (size_t j = begin; j < n; ++j)
@@ -65,8 +64,8 @@ std::string race_between(const Program& p, const ScheduleRow* before, const Sche
       const Instruction &x = *steps[i].does, &y = *steps[j].does;
       if (meet(x.out, y.out) || meet(x.out, y.in) || meet(x.in, y.out))
         return fmt::format("segment '{}': {} ('{}'{}) and {} ('{}') may run at once and share bytes",
-                           p.segments[static_cast<size_t>(now.segment)].name, i, x.name,
-                           steps[i].before ? ", of the row before" : "", j - begin, y.name);
+                           p.segments[now.segment].name, i, x.name, steps[i].before ? ", of the row before" : "",
+                           j - begin, y.name);
     }
   return "";
 }

@@ -10,8 +10,8 @@ namespace {
 bool change_cut(Plan& plan, Dice& dice, const std::function<bool(Entry&, DeviceRow&, SampleCut&, Dice&)>& change) {
   Entry& entry = train_of(plan);
   for (int tries = 0; tries < 8; ++tries) {
-    DeviceRow& row = entry.rows[static_cast<size_t>(dice.below(std::ssize(entry.rows)))];
-    SampleCut& cut = row.samples[static_cast<size_t>(dice.below(std::ssize(row.samples)))];
+    DeviceRow& row = entry.rows[dice.below(std::ssize(entry.rows))];
+    SampleCut& cut = row.samples[dice.below(std::ssize(row.samples))];
     if (change(entry, row, cut, dice)) return true;
   }
   return false;
@@ -33,7 +33,7 @@ bool shift_range(Entry& entry, DeviceRow&, SampleCut& cut, Dice& dice) {
     return changed;
   }
   if (cut.micro_batches.empty()) return shift(cut.whole, entry.batch, dice);
-  return shift(cut.micro_batches[static_cast<size_t>(dice.below(std::ssize(cut.micro_batches)))], entry.batch, dice);
+  return shift(cut.micro_batches[dice.below(std::ssize(cut.micro_batches))], entry.batch, dice);
 }
 
 // The samples of another device, of as many.
@@ -82,12 +82,12 @@ bool other_coordinates(Plan& plan, Dice& dice) {
 
 bool other_share(Plan& plan, Dice& dice) {
   for (int tries = 0; tries < 8; ++tries) {
-    Mesh& mesh = plan.meshes[static_cast<size_t>(dice.below(std::ssize(plan.meshes)))];
+    Mesh& mesh = plan.meshes[dice.below(std::ssize(plan.meshes))];
     if (mesh.axes.empty()) continue;
-    MeshAxis& axis = mesh.axes[static_cast<size_t>(dice.below(std::ssize(mesh.axes)))];
+    MeshAxis& axis = mesh.axes[dice.below(std::ssize(mesh.axes))];
     if (axis.size < 2 || axis.ragged()) continue;
     if (axis.shares.empty()) axis.shares.assign(static_cast<size_t>(axis.size), 1);
-    axis.shares[static_cast<size_t>(dice.below(axis.size))] += 1 + static_cast<double>(dice.below(3));
+    axis.shares[dice.below(axis.size)] += 1 + static_cast<double>(dice.below(3));
     return true;
   }
   return false;
@@ -96,7 +96,7 @@ bool other_share(Plan& plan, Dice& dice) {
 bool other_program(Plan& plan, Dice& dice) {
   Entry& entry = train_of(plan);
   if (entry.programs.size() < 2) return false;
-  DeviceRow& row = entry.rows[static_cast<size_t>(dice.below(std::ssize(entry.rows)))];
+  DeviceRow& row = entry.rows[dice.below(std::ssize(entry.rows))];
   row.program =
       static_cast<int32_t>((row.program + 1 + dice.below(std::ssize(entry.programs) - 1)) % std::ssize(entry.programs));
   return true;
@@ -132,14 +132,14 @@ bool moves_origin(const Spot& s, Dice& dice) {
 bool moves_cut(const Spot& s, Dice& dice) {
   std::vector<BoxCut>& cuts = s.at().as<work::Kernel>()->box.cuts;
   if (cuts.empty()) return false;
-  BoxCut& cut = cuts[static_cast<size_t>(dice.below(std::ssize(cuts)))];
+  BoxCut& cut = cuts[dice.below(std::ssize(cuts))];
   cut.begin += cut.begin > 0 ? -1 : 1;
   return true;
 }
 bool other_extent(const Spot& s, Dice& dice) {
   Dims& global = s.at().as<work::Kernel>()->box.global;
   if (global.size() < 2) return false;  // nothing is multiplied by the outermost
-  ++global[static_cast<size_t>(dice.between(1, std::ssize(global) - 1))];
+  ++global[dice.between(1, std::ssize(global) - 1)];
   return true;
 }
 bool no_batch(const Spot& s, Dice&) {
@@ -184,14 +184,14 @@ bool other_input(Plan& plan, Dice& dice) {
       plan, dice, Reach::kAny, [](const Spot& s) { return s.at().kind() == InstructionKind::kFeed; },
       [&](const Spot& s, Dice& d) {
         int32_t& input = s.at().as<work::Feed>()->input;
-        const PlanInput& now = entry.inputs[static_cast<size_t>(input)];
+        const PlanInput& now = entry.inputs[input];
         std::vector<int32_t> others;
         for (size_t k = 0; k < entry.inputs.size(); ++k)
           if (static_cast<int32_t>(k) != input && entry.inputs[k].dtype == now.dtype &&
               entry.inputs[k].dims == now.dims)
             others.push_back(static_cast<int32_t>(k));
         if (others.empty()) return false;
-        input = others[static_cast<size_t>(d.below(std::ssize(others)))];
+        input = others[d.below(std::ssize(others))];
         return true;
       });
 }
@@ -205,7 +205,7 @@ bool other_output(Plan& plan, Dice& dice) {
           for (const BufferId b : s.segment->instructions[k].out)
             if (b != kNone && b != s.at().in[0] && same_type(s.buffer(b), s.buffer(s.at().in[0]))) others.push_back(b);
         if (others.empty()) return false;
-        s.at().in[0] = others[static_cast<size_t>(d.below(std::ssize(others)))];
+        s.at().in[0] = others[d.below(std::ssize(others))];
         return true;
       });
 }

@@ -37,9 +37,9 @@ class Trainer {
     const uint64_t all = static_cast<uint64_t>(element_count(variable.dims)) * size;
     for (const DeviceRow& row : plan_.entries[0].rows) {
       if (row.mesh != variable.mesh) continue;
-      const VariablePart part(part_of(variable.dims, variable.storage_sharding,
-                                      plan_.meshes[static_cast<size_t>(row.mesh)].axes, row.coordinates),
-                              variable.dims, size_of(variable.dtype));
+      const VariablePart part(
+          part_of(variable.dims, variable.storage_sharding, plan_.meshes[row.mesh].axes, row.coordinates),
+          variable.dims, size_of(variable.dtype));
       const std::vector<char> data = held_by(row.device, v);
       part.each(0, all, [&](uint64_t logical, uint64_t local, uint64_t bytes) {
         for (uint64_t k = 0; k < bytes; k += size)

@@ -31,13 +31,13 @@ bool other_operand(const Spot& s, Dice& dice) {
           s.segment->instructions[k].queue == s.at().queue)
         made.push_back(b);
   if (made.empty()) return false;
-  in[n] = made[static_cast<size_t>(dice.below(std::ssize(made)))];
+  in[n] = made[dice.below(std::ssize(made))];
   return true;
 }
 
 bool drop_operand(const Spot& s, Dice& dice) {
   if (is_update(s.at()) || s.at().in.empty()) return false;
-  BufferId& b = s.at().in[static_cast<size_t>(dice.below(std::ssize(s.at().in)))];
+  BufferId& b = s.at().in[dice.below(std::ssize(s.at().in))];
   if (b == kNone) return false;
   b = kNone;
   return true;

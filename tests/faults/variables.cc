@@ -19,8 +19,7 @@ bool swap_in_update(const Spot& s, Dice& dice, bool variables, bool results) {
     if (in[n] != kNone && is_variable(s, in[n]) == variables && s.buffer(in[n]).kind != BufferKind::kStep)
       fit.push_back(n);
   for (int tries = 0; tries < 6 && fit.size() > 1; ++tries) {
-    const size_t a = fit[static_cast<size_t>(dice.below(std::ssize(fit)))],
-                 b = fit[static_cast<size_t>(dice.below(std::ssize(fit)))];
+    const size_t a = fit[dice.below(std::ssize(fit))], b = fit[dice.below(std::ssize(fit))];
     if (in[a] == in[b] || !same_type(s.buffer(in[a]), s.buffer(in[b]))) continue;
     const BufferId one = storage_of(*s.program, in[a]), two = storage_of(*s.program, in[b]);
     std::swap(in[a], in[b]);
@@ -40,7 +39,7 @@ bool other_gradient(const Spot& s, Dice& dice) {
     if (b != kNone && !is_variable(s, b) && s.buffer(b).kind == BufferKind::kArena && !s.buffer(b).dims.empty())
       mine.push_back(&b);
   if (mine.empty()) return false;
-  BufferId& g = *mine[static_cast<size_t>(dice.below(std::ssize(mine)))];
+  BufferId& g = *mine[dice.below(std::ssize(mine))];
   for (size_t k = 0; k < s.segment->instructions.size(); ++k) {
     Instruction& i = s.segment->instructions[k];
     if (!is_update(i)) continue;
@@ -48,7 +47,7 @@ bool other_gradient(const Spot& s, Dice& dice) {
       if (b != kNone && b != g && !is_variable(s, b) && same_type(s.buffer(b), s.buffer(g))) theirs.push_back(&b);
   }
   if (theirs.empty()) return false;
-  std::swap(g, *theirs[static_cast<size_t>(dice.below(std::ssize(theirs)))]);
+  std::swap(g, *theirs[dice.below(std::ssize(theirs))]);
   return true;
 }
 
@@ -75,7 +74,7 @@ bool norm_without(const Spot& s, Dice& dice) {
 }
 bool norm_twice(const Spot& s, Dice& dice) {
   if (s.at().op() != OpCode::k_sum_of_squares) return false;
-  s.at().in.push_back(s.at().in[static_cast<size_t>(dice.below(std::ssize(s.at().in)))]);
+  s.at().in.push_back(s.at().in[dice.below(std::ssize(s.at().in))]);
   return true;
 }
 
@@ -108,7 +107,7 @@ bool other_sub_axis(const Plan&, PlanVariable& v, Dice& dice) {
   return false;
 }
 bool other_axes(const Plan& plan, PlanVariable& v, Dice&) {
-  const std::vector<MeshAxis>& axes = plan.meshes[static_cast<size_t>(v.mesh)].axes;
+  const std::vector<MeshAxis>& axes = plan.meshes[v.mesh].axes;
   for (size_t a = 0; a < axes.size(); ++a)
     for (size_t b = a + 1; b < axes.size(); ++b)
       if (axes[a].size > 1 && axes[b].size > 1 && !(v.storage_sharding.axes[a] == v.storage_sharding.axes[b]))
@@ -124,7 +123,7 @@ bool not_cut(const Plan&, PlanVariable& v, Dice&) {
 // Two variables of a type change places in the programs of some devices.
 bool swap_variables(Plan& plan, Dice& dice) {
   Entry& entry = train_of(plan);
-  Program& p = entry.programs[static_cast<size_t>(dice.below(std::ssize(entry.programs)))];
+  Program& p = entry.programs[dice.below(std::ssize(entry.programs))];
   const auto fits = [](const Buffer& b) { return b.kind == BufferKind::kVariable && b.alias == kNone; };
   Buffer* a = choose(p.buffers, dice, fits);
   if (!a) return false;
@@ -157,7 +156,7 @@ bool result_elsewhere(const Spot& s, Dice& dice) {
   for (BufferId& b : s.at().out)
     if (is_variable(s, b)) fit.push_back(&b);
   if (fit.empty()) return false;
-  BufferId& b = *fit[static_cast<size_t>(dice.below(std::ssize(fit)))];
+  BufferId& b = *fit[dice.below(std::ssize(fit))];
   b = add_buffer(*s.program, s.buffer(b));
   return true;
 }

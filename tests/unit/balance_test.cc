@@ -83,7 +83,7 @@ double seconds_of(const BalanceRequest& r, const Ints& units) {
   int64_t taking_part = 0;
   for (size_t w = 0; w < units.size(); ++w) {
     if (r.may_idle && units[w] == 0) continue;
-    const Worker& worker = r.kinds[static_cast<size_t>(r.workers[w])];
+    const Worker& worker = r.kinds[r.workers[w]];
     if (!in_memory(worker, units[w])) return kInfinity;
     slowest = std::max(slowest, slowest_member(worker, units[w]));
     ++taking_part;
@@ -187,14 +187,13 @@ TEST_CASE("a balance is the best of all ways there are") {
     std::set<int32_t> out_of_it;
     for (const Idle& i : b->idle) {
       const auto one = static_cast<size_t>(i.workers.at(0));
-      for (const int32_t w : i.workers)
-        RC_ASSERT(out_of_it.insert(w).second && r.workers[static_cast<size_t>(w)] == i.kind);
+      for (const int32_t w : i.workers) RC_ASSERT(out_of_it.insert(w).second && r.workers[w] == i.kind);
       const Best with = best_of(r, [&](const Ints& units) {
         for (size_t w = 0; w < units.size(); ++w)
           if ((units[w] > 0) != (w == one || b->units[w] > 0)) return false;
         return true;
       });
-      const bool room = in_memory(r.kinds[static_cast<size_t>(i.kind)], 1);
+      const bool room = in_memory(r.kinds[i.kind], 1);
       if (!room)
         RC_ASSERT(has(i.reason, "has no room"));
       else if (with.seconds == kInfinity)

@@ -136,9 +136,9 @@ TEST_CASE("interference: cores that compute and communicate do one after the oth
   const Besides besides = besides_of(plan, entry);
   const Duration seconds = seconds_by(cost_of(plan), plan, entry);
   double work = 0;  // of the cores of one device
-  const Program& p = entry.programs[static_cast<size_t>(entry.rows[0].program)];
+  const Program& p = entry.programs[entry.rows[0].program];
   for (const ScheduleRow& row : p.schedule)
-    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions)
+    for (const Instruction& i : p.segments[row.segment].instructions)
       if (besides.kind(i, 0) != kNone) work += seconds(i, 0);
   CHECK(seconds_of(plan) >= 0.999 * work);
   CHECK(seconds_of(plan) <= 1.2 * work);

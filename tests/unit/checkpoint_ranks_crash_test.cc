@@ -92,8 +92,8 @@ TEST_CASE("checkpoint of ranks: one that dies at any point loses nothing, and no
           for (int again = 0; again < 2; ++again) {  // the second one dies on what the first one left
             const std::vector<std::string> ends =
                 save(at, 2, ranks, rank, stop, [](std::string_view) { ::raise(SIGKILL); });
-            if (again == 1 && ends[static_cast<size_t>(rank)].empty()) continue;  // it had less to do
-            REQUIRE(ends[static_cast<size_t>(rank)] == "killed");
+            if (again == 1 && ends[rank].empty()) continue;  // it had less to do
+            REQUIRE(ends[rank] == "killed");
             const int64_t found = read(at);
             REQUIRE((found == 1 || found == 2));
             placed |= found == 2;

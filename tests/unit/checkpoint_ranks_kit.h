@@ -67,7 +67,7 @@ class SocketPeers final : public Peers {
     }
   }
   [[noreturn]] void lost(int rank) { throw error(Code::kUnavailable, "rank {} is lost", rank).at_rank(rank); }
-  int socket(int rank) const { return sockets_[static_cast<size_t>(rank_ == 0 ? rank : 0)]; }
+  int socket(int rank) const { return sockets_[rank_ == 0 ? rank : 0]; }
   int rank_;
   std::vector<int> sockets_;  // of rank 0: to each; of the others: [0]
 };

@@ -181,7 +181,7 @@ TEST_CASE("every element is one rank's, of those that hold it, and they have the
           return std::ranges::find(h.ranks, static_cast<int32_t>(r)) != h.ranks.end() || part.empty();
         }));
         for_each_run(dims, part, [&](int64_t logical, int64_t, int64_t n) {
-          for (int64_t i = 0; i < n; ++i) ++times[static_cast<size_t>(logical + i)];
+          for (int64_t i = 0; i < n; ++i) ++times[logical + i];
         });
       }
     CHECK(std::ranges::all_of(times, [](int t) { return t == 1; }));

@@ -27,7 +27,7 @@ struct Chosen {
     return static_cast<size_t>(at - graph.ops.begin());
   }
   std::string lies(const std::string& name) const {
-    return to_string(choices.shardings[static_cast<size_t>(graph.ops[op(name)].outputs[0])]);
+    return to_string(choices.shardings[graph.ops[op(name)].outputs[0]]);
   }
 };
 
@@ -132,7 +132,7 @@ TEST_CASE("choices: a gradient that one op moves is there for the other gradient
     CAPTURE(op.name);
     const OpCut& cut = c.choices.cuts[1][i];
     REQUIRE(cut.present());
-    CHECK(factors_of(c.graph, op).list[static_cast<size_t>(cut.factor)].name == "b");
+    CHECK(factors_of(c.graph, op).list[cut.factor].name == "b");
   }
   CHECK(products == 6);  // two, and two gradients of each
 }
@@ -154,8 +154,7 @@ TEST_CASE("choices: fewer parts than devices are cut along all that is between t
     m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y}, {}, "ce")}, {}, "loss"), OptimizerKind::kAdamW);
     const Chosen c = chosen(m, 4, "split(4, factor=b)");
     for (const char* name : {"up", "up.add", "act", "down"}) CHECK(c.lies(name) == "R,S0");
-    for (const Variable& v : c.graph.variables)
-      CHECK(to_string(c.choices.shardings[static_cast<size_t>(v.tensor)]) == "R,S0");
+    for (const Variable& v : c.graph.variables) CHECK(to_string(c.choices.shardings[v.tensor]) == "R,S0");
   }
 }
 

@@ -67,10 +67,10 @@ std::vector<double> fixed_point(const World& w) {
       }
       double at = 0, longest = 0;
       const auto wait = [&](int64_t other, bool ended) {
-        if (other < 0 || begin[static_cast<size_t>(other)] < 0)
+        if (other < 0 || begin[other] < 0)
           can = false;
         else
-          at = std::max(at, begin[static_cast<size_t>(other)] + (ended ? seconds[static_cast<size_t>(other)] : 0));
+          at = std::max(at, begin[other] + (ended ? seconds[other] : 0));
       };
       for (const size_t k : together) {
         const Task& t = w.tasks[k];
@@ -175,8 +175,7 @@ std::vector<std::pair<double, double>> flow(const World& w, const Beside& b) {
     for (size_t i = 0; i < n; ++i) {
       if (!states[i].begun || states[i].ended) continue;
       for (const size_t k : members(i))
-        for (const auto& use : b.uses[k])
-          rate[i] = std::min(rate[i], b.rates[kinds[use.machine]][static_cast<size_t>(use.kind)]);
+        for (const auto& use : b.uses[k]) rate[i] = std::min(rate[i], b.rates[kinds[use.machine]][use.kind]);
       step = std::min(step, states[i].left / rate[i]);
     }
     if (step == 1e300) break;
@@ -264,8 +263,7 @@ World random_world(bool forward_only) {
     for (int k = *rc::gen::inRange(0, 3); k > 0 && most > 0; --k) {
       const auto other = static_cast<size_t>(*rc::gen::inRange(0, most));
       if (!forward_only && *rc::gen::inRange(0, 20)) continue;  // few: most would close circles
-      (*rc::gen::inRange(0, 2) ? w.tasks[static_cast<size_t>(i)].ended : w.tasks[static_cast<size_t>(i)].begun)
-          .push_back(other);
+      (*rc::gen::inRange(0, 2) ? w.tasks[i].ended : w.tasks[i].begun).push_back(other);
     }
   }
   return w;
@@ -303,8 +301,7 @@ TEST_CASE("random work on machines that it shares flows as it does step by step,
     beside.machines = static_cast<size_t>(*rc::gen::inRange(1, 4));
     for (unsigned running = 1; running < beside.rates.size(); ++running)
       for (int kind = 0; kind < Clock::kKinds; ++kind)
-        beside.rates[running][static_cast<size_t>(kind)] =
-            running == 1u << kind ? 1.0 : 1.0 / *rc::gen::element(1.0, 1.5, 2.0, 4.0);
+        beside.rates[running][kind] = running == 1u << kind ? 1.0 : 1.0 / *rc::gen::element(1.0, 1.5, 2.0, 4.0);
     for (size_t i = 0; i < w.tasks.size(); ++i) {
       beside.uses.emplace_back();
       if (*rc::gen::inRange(0, 6) == 0) continue;
@@ -352,7 +349,7 @@ TEST_CASE("1f1b handed to the clock by itself: (p - 1) / m of the work is bubble
       std::vector<Clock::Item> items;
       for (int s = 0; s < p; ++s) {
         const size_t device = clock.resource();
-        for (const WorkItem& item : schedule.devices[static_cast<size_t>(s)]) {
+        for (const WorkItem& item : schedule.devices[s]) {
           const bool forward = item.kind == WorkKind::kForward;
           const int from = forward ? s - 1 : s + 1, to = forward ? s + 1 : s - 1;
           if (from >= 0 && from < p) clock.take(channels[{from, forward}], device, 0);

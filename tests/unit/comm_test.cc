@@ -53,10 +53,10 @@ void check_all_reduce(int members, const std::vector<size_t>& sizes, Combine com
     CollectiveSpec spec;
     spec.op = OpCode::k_all_reduce;
     spec.combine = combine;
-    for (const size_t size : sizes) data[static_cast<size_t>(m)].emplace_back(size);
-    for (auto& part : data[static_cast<size_t>(m)]) spec.in.push_back(operand(part));
+    for (const size_t size : sizes) data[m].emplace_back(size);
+    for (auto& part : data[m]) spec.in.push_back(operand(part));
     spec.out = spec.in;
-    bound.push_back(ring.transport->bind(m, spec, *ring.devices[static_cast<size_t>(m)]));
+    bound.push_back(ring.transport->bind(m, spec, *ring.devices[m]));
   }
   for (int call = 0; call < 5; ++call) {  // several, so that a late member meets an early one's next call
     for (size_t m = 0; m < data.size(); ++m)
@@ -161,7 +161,7 @@ Values cut(const Dims& dims, const Values& whole, const Part& part) {
   return local;
 }
 Part part_at(const Dims& dims, const SubAxis& sub_axis, const Interval& at) {
-  const int64_t extent = dims[static_cast<size_t>(sub_axis.dim)] / (sub_axis.outer * sub_axis.inner);
+  const int64_t extent = dims[sub_axis.dim] / (sub_axis.outer * sub_axis.inner);
   return part_of(dims, {SubAxisCut{sub_axis, extent, at}});
 }
 Operand tensor(Values& values, Dims dims) { return {values.data(), DType::kF32, std::move(dims), false, nullptr}; }
@@ -624,7 +624,7 @@ TEST_CASE("a counter's sleepers sleep until what they wait for is there") {
         getrusage(RUSAGE_THREAD, &before);
         CHECK(counter.wait(kAdvances - static_cast<uint32_t>(k)));
         getrusage(RUSAGE_THREAD, &after);
-        switches[static_cast<size_t>(k)] = after.ru_nvcsw - before.ru_nvcsw;
+        switches[k] = after.ru_nvcsw - before.ru_nvcsw;
       });
     for (uint32_t n = 0; n < kAdvances; ++n) {
       counter.advance(1);

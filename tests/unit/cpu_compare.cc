@@ -152,7 +152,7 @@ void compare_nan(OpCode op, const Attrs& attrs, const std::vector<Input>& inputs
     const RandomStream random(17, inputs[i].seed ? inputs[i].seed : i + 1, 0);
     for (int64_t k = 0; values.size() < static_cast<size_t>(n); ++k)
       values.push_back(random.word(static_cast<uint64_t>(k)) / 2147483648.0 - 1);
-    values[static_cast<size_t>(n * 5 / 7)] = std::numeric_limits<double>::quiet_NaN();
+    values[n * 5 / 7] = std::numeric_limits<double>::quiet_NaN();
     const auto expected = run_op(DeviceKind::kRef, 1, op, attrs, with),
                found = run_op(DeviceKind::kCpu, 1, op, attrs, with);
     for (size_t r = 0; r < expected.size(); ++r) {

@@ -131,7 +131,7 @@ TEST_CASE("pooling and softmax keep a NaN beside -infinity") {
         CAPTURE(at);
         Input x = t({1, 4, 1}), row = t({1, 4});
         x.values = {1, 2, 3, 4}, row.values = {-inf, -inf, -inf, -inf};
-        x.values[static_cast<size_t>(at)] = row.values[static_cast<size_t>(at)] = nan;
+        x.values[at] = row.values[at] = nan;
         const auto pooled = run_op(kind, 1, OpCode::k_max_pool, {{"window", Ints{4}}}, {x});
         CHECK(std::isnan(pooled[0][0]));
         CHECK(pooled[1][0] == at);  // the gradient goes where the NaN is

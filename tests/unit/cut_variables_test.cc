@@ -106,7 +106,7 @@ TEST_CASE("cut variables: any run of bytes is read and written, and every device
         REQUIRE(machine->memory(d).variable_bytes(v) == static_cast<size_t>(element_count(part.extents())) * 4);
         size_t wrong = 0;
         for_each_run(variable.dims, part, [&](int64_t logical, int64_t at, int64_t elements) {
-          for (int64_t k = 0; k < elements; ++k) wrong += local[at + k] != whole[static_cast<size_t>(logical + k)];
+          for (int64_t k = 0; k < elements; ++k) wrong += local[at + k] != whole[logical + k];
           held += static_cast<size_t>(elements);
         });
         CHECK(wrong == 0);

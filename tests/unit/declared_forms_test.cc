@@ -136,7 +136,7 @@ TEST_CASE("declared: an equal form gives the same") {
       ++forms;
       const std::vector<Value> values = run_graph(ref_device(), made.graph, made.known), whole = ref_device().run(call);
       std::vector<Value> found;
-      for (const TensorId id : results) found.push_back(values[static_cast<size_t>(id)]);
+      for (const TensorId id : results) found.push_back(values[id]);
       const std::string text = difference(ref_device(), found, whole, largest_of(whole));
       if (!text.empty()) faults.add(def(call.code).name, fmt::format("{}: {}", to_string(call), text));
     }

@@ -59,14 +59,14 @@ TEST_CASE("row keeps slices inside nodes, column lays them across, average makes
   const Mesh column = mesh_of("cluster(device_order=column) > replica(4) > split(2)", "2xnull:4");
   for (int64_t k = 0; k < 8; ++k) {
     const Ints at = column.coordinates(k);
-    CHECK(column.devices[static_cast<size_t>(k)] == at[1] * 4 + at[0]);
+    CHECK(column.devices[k] == at[1] * 4 + at[0]);
   }
   // Two replicas of a pipeline would each be in one node; by columns each has two devices of both.
   CHECK(mesh_of("replica(2, device_order=column) > split(4)", "2xnull:4").devices ==
         std::vector<int32_t>{0, 4, 1, 5, 2, 6, 3, 7});
   // 128 nodes of 8: one model replica stays inside a node.
   const Mesh large = mesh_of("cluster(device_order=row) > replica(128) > split(8)", "128xnull:8");
-  for (int64_t k = 0; k < 1024; ++k) CHECK(large.devices[static_cast<size_t>(k)] / 8 == large.coordinates(k)[0]);
+  for (int64_t k = 0; k < 1024; ++k) CHECK(large.devices[k] / 8 == large.coordinates(k)[0]);
   // The number of slices is the count of the scope inside.
   const Mesh average = mesh_of("cluster(device_order=average(4)) > replica > split", "2xnull:4");
   CHECK(average.axes[0].size == 4);

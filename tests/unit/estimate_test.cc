@@ -49,7 +49,7 @@ void each_device(const Estimate& e, const Plan& plan, Body body) {
       CAPTURE(d);
       ++seen;
       CHECK(c.seconds > 0);
-      body(c.memory, memory_of(plan, entry, static_cast<size_t>(entry.rows[static_cast<size_t>(d)].program)));
+      body(c.memory, memory_of(plan, entry, static_cast<size_t>(entry.rows[d].program)));
     }
   CHECK(seen == plan.devices.size());
 }

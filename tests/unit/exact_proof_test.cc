@@ -75,7 +75,7 @@ Instruction slice_of(const char* name, BufferId from, BufferId to, Interval colu
 Plan summed_twice(bool exchanged) {
   Plan plan = products("ref:4", "split(2, factor=k) > split(2, factor=k)");
   for (const DeviceRow& row : plan.entries[0].rows) {
-    Program& p = plan.entries[0].programs[static_cast<size_t>(row.program)];
+    Program& p = plan.entries[0].programs[row.program];
     Segment& s = p.segments[0];
     for (Instruction& i : s.instructions) i.waits.clear(), i.queue = Queue::kCompute;
     const size_t at = place(s, "mm1.part");  // a reduce_scatter over each axis
@@ -83,7 +83,7 @@ Plan summed_twice(bool exchanged) {
     const BufferId sum = fresh(p, "sum", {8, 8}), other = fresh(p, "other", {8, 8});
     const int32_t a = first.as<work::Collective>()->group, b = second.as<work::Collective>()->group;
     const auto member = [&](int32_t group) -> int64_t {
-      for (const auto& part : plan.groups[static_cast<size_t>(group)].parts)
+      for (const auto& part : plan.groups[group].parts)
         if (const auto found = std::ranges::find(part, row.device); found != part.end()) return found - part.begin();
       return -1;
     };
@@ -157,7 +157,7 @@ TEST_CASE("exact proofs: parts of a product in a wider type") {
     const auto& c = *scatter.as<work::Collective>();
     Instruction part = slice_of("mm1.part", all, scatter.out[0], {});
     for (size_t m = 0; m < 4; ++m)
-      if (&p == &wide.entries[0].programs[static_cast<size_t>(wide.entries[0].rows[m].program)])
+      if (&p == &wide.entries[0].programs[wide.entries[0].rows[m].program])
         part = slice_of("mm1.part", all, scatter.out[0], c.cuts[0].cuts[m]);
     s.instructions[place(s, "mm1.part")] = part;
     put_before(p, "mm1.part", made(OpCode::k_cast, "all", {sum}, {all}, {{"dtype", std::string("bf16")}}));

@@ -33,21 +33,21 @@ std::string text_of(int64_t leaves, const std::vector<std::vector<int64_t>>& ord
     std::vector<std::string> places(static_cast<size_t>(plan.places));
     for (size_t k = 0; k < order.size(); ++k)
       for (const TreeStep& s : plan.steps[k]) {
-        const std::string from = s.from < 0 ? std::to_string(order[k]) : places[static_cast<size_t>(s.from)];
-        std::string& to = places[static_cast<size_t>(s.to)];
+        const std::string from = s.from < 0 ? std::to_string(order[k]) : places[s.from];
+        std::string& to = places[s.to];
         to = s.copies ? from : "(" + std::min(to, from) + "+" + std::max(to, from) + ")";
       }
     for (size_t k = 0; k < plan.nodes.size(); ++k) {
       nodes.push_back(plan.nodes[k]);
-      rows.push_back(places[static_cast<size_t>(plan.place_of[k])]);
+      rows.push_back(places[plan.place_of[k]]);
     }
   }
   const TreeMerge merge = merge_tree(leaves, nodes);
   for (const auto& [to, from] : merge.additions) {
-    const std::string a = rows[static_cast<size_t>(to)], b = rows[static_cast<size_t>(from)];
-    rows[static_cast<size_t>(to)] = "(" + std::min(a, b) + "+" + std::max(a, b) + ")";
+    const std::string a = rows[to], b = rows[from];
+    rows[to] = "(" + std::min(a, b) + "+" + std::max(a, b) + ")";
   }
-  return rows[static_cast<size_t>(merge.root)];
+  return rows[merge.root];
 }
 
 TEST_CASE("the tree of sums is the same however the micro-batches are dealt out and in whatever order they end") {

@@ -257,11 +257,10 @@ TEST_CASE("a wait without end is found by one device of each class") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 2, 8, 16, 32);
   Plan plan = plan_of(m, "null:8", "replica(4) > pipeline(2, micro_batches=2)");
   verify_communication(plan, plan.entries[0]);
-  Program& first = plan.entries[0].programs[static_cast<size_t>(plan.entries[0].rows[0].program)];
+  Program& first = plan.entries[0].programs[plan.entries[0].rows[0].program];
   const auto at = [&](const char* segment) {
-    return std::find_if(first.schedule.begin(), first.schedule.end(), [&](const ScheduleRow& row) {
-      return first.segments[static_cast<size_t>(row.segment)].name.starts_with(segment);
-    });
+    return std::find_if(first.schedule.begin(), first.schedule.end(),
+                        [&](const ScheduleRow& row) { return first.segments[row.segment].name.starts_with(segment); });
   };
   REQUIRE(at("forward") < at("backward"));
   std::rotate(at("forward"), at("backward"), at("backward") + 1);  // waits for the gradient of what it has not sent

@@ -48,7 +48,7 @@ TEST_CASE("what goes to an earlier stage goes there with the gradients") {
         for (const Segment& s : p.segments)
           for (const Instruction& i : s.instructions)
             if (i.kind() == InstructionKind::kSend && s.name.starts_with("backward"))
-              sent.insert(p.buffers[static_cast<size_t>(i.in[0])].name);
+              sent.insert(p.buffers[i.in[0]].name);
       CHECK(sent.contains("b.w4") == (std::string(schedule) != "zb_v"));  // whose first and last stage are one device's
       const auto one = small::train(plan_of("ref:1", "local", 3, true));
       CHECK(small::distance(one, small::train(plan)) < 3e-6);

@@ -33,7 +33,7 @@ void check(const Dims& dims, const std::vector<Cut>& cuts, const Cut* batch = nu
     all.push_back({c.sub_axis, c.extent, {c.begin, c.end}});
     const bool shared = batch != nullptr && batch->sub_axis.dim == c.sub_axis.dim;
     if (c.sub_axis.outer == 1 && !shared)
-      box.origin[static_cast<size_t>(c.sub_axis.dim)] += c.begin * c.sub_axis.inner;
+      box.origin[c.sub_axis.dim] += c.begin * c.sub_axis.inner;
     else
       box.cuts.push_back({c.sub_axis, c.extent, c.begin, c.end - c.begin});
   }

@@ -50,7 +50,7 @@ inline Graph graph_of(const Gpt& s) {
   TensorId h = m.op(k_add, {m.op(k_embedding, {table, tokens}, {}, "embedding"), positions}, {}, "positions");
   for (int64_t l = 0; l < s.layers; ++l) {
     m.scope = 0;
-    m.g.scopes[static_cast<size_t>(m.enter(ScopeKind::kName))].name = fmt::format("block{}", l);
+    m.g.scopes[m.enter(ScopeKind::kName)].name = fmt::format("block{}", l);
     const std::string p = fmt::format("block{}.", l);
     TensorId x = affine(norm(h, p + "norm1"), p + "qkv", s.dim, 3 * s.dim);
     x = m.op(k_reshape, {x}, {{"shape", Dims{s.batch, s.seq, 3 * s.heads, s.dim / s.heads}}});
@@ -94,7 +94,7 @@ inline Plan plan_of(const Gpt& s, const How& how) {
 
 inline MemoryClasses memory(const Plan& plan, int device) {
   const Entry& train = plan.entries[0];
-  return memory_of(plan, train, static_cast<size_t>(train.rows[static_cast<size_t>(device)].program)).device;
+  return memory_of(plan, train, static_cast<size_t>(train.rows[device].program)).device;
 }
 
 // `paper`: the closed form; `form`: what the plan must be within 5 % of. Where it is further from `paper`, `why` is the

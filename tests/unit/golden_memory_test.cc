@@ -148,8 +148,8 @@ TEST_CASE("golden: micro-batches in flight by schedule") {
     const Plan many = plan_of(s, how);
     for (int i = 0; i < p; ++i) {
       const auto more = static_cast<double>(memory(many, i).activations - memory(few, i).activations);
-      row(fmt::format("in flight, {}, p = 4, m = 8, stage {}", c.schedule, i), "micro-batches",
-          c.paper[static_cast<size_t>(i)], c.form[static_cast<size_t>(i)], more / s.sbh(m) / layer / v, c.why);
+      row(fmt::format("in flight, {}, p = 4, m = 8, stage {}", c.schedule, i), "micro-batches", c.paper[i], c.form[i],
+          more / s.sbh(m) / layer / v, c.why);
     }
   }
 }

@@ -12,25 +12,25 @@ namespace {
 // Elements by the kind of axis that they cross, of one device in a step; "stage" between stages.
 std::map<std::string, double> moved(const Plan& plan, int device) {
   const Entry& train = plan.entries[0];
-  const Program& p = train.programs[static_cast<size_t>(train.rows[static_cast<size_t>(device)].program)];
+  const Program& p = train.programs[train.rows[device].program];
   std::map<std::string, double> out;
   const auto elements = [&](const BufferIds& list) {
     double n = 0;
     for (const BufferId b : list)
-      if (b != kNone) n += static_cast<double>(element_count(p.buffers[static_cast<size_t>(b)].dims));
+      if (b != kNone) n += static_cast<double>(element_count(p.buffers[b].dims));
     return n;
   };
   for (const ScheduleRow& row : p.schedule)
-    for (const Instruction& i : p.segments[static_cast<size_t>(row.segment)].instructions) {
+    for (const Instruction& i : p.segments[row.segment].instructions) {
       if (i.kind() == InstructionKind::kSend)
-        for (const Transfer& t : train.links[static_cast<size_t>(i.link())].transfers) {
+        for (const Transfer& t : train.links[i.link()].transfers) {
           if (t.from != device || t.to == device) continue;
           double n = 1;
           for (const Interval& interval : t.source) n *= static_cast<double>(interval.size());
           out["stage"] += n;
         }
       if (i.kind() != InstructionKind::kCollective) continue;
-      double& n = out[plan.groups[static_cast<size_t>(i.group())].axis];
+      double& n = out[plan.groups[i.group()].axis];
       n += i.op() == OpCode::k_all_reduce       ? 2 * elements(i.in)
            : i.op() == OpCode::k_reduce_scatter ? elements(i.in)
                                                 : elements(i.out);

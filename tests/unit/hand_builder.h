@@ -27,7 +27,7 @@ class HandBuilder {
     b.versions = versions;
     b.bytes = element_count(dims) * 4;
     if (alias != kNone) {
-      b.offset = program_.buffers[static_cast<size_t>(alias)].offset;
+      b.offset = program_.buffers[alias].offset;
     } else if (kind == BufferKind::kArena || kind == BufferKind::kInput) {
       b.offset = program_.arena_bytes;
       program_.arena_bytes += (b.bytes + 63) / 64 * 64 * versions + 64;
@@ -79,11 +79,11 @@ class HandBuilder {
     op(OpCode::k_reduce_sum, name, {x}, {y}, attrs({{"axes", std::move(axes)}, {"keep_dims", false}}));
   }
   void accumulate(const std::string& name, BufferId total, BufferId x) {
-    const Dims dims = program_.buffers[static_cast<size_t>(total)].dims;
+    const Dims dims = program_.buffers[total].dims;
     op(OpCode::k_accumulate, name, {total, x}, {add(name + "'", BufferKind::kArena, dims, -1, total)});
   }
   Instruction& sgd(const std::string& name, BufferId rate, BufferId w, BufferId g) {
-    const Buffer b = program_.buffers[static_cast<size_t>(w)];
+    const Buffer b = program_.buffers[w];
     return op(
         OpCode::k_sgd, name, {rate, kNone, w, g}, {add(b.name + "'", BufferKind::kVariable, b.dims, b.ref, w)},
         attrs({{"momentum", 0.0}, {"nesterov", false}, {"weight_decay", 0.0}, {"decays", std::vector<int64_t>{0}}}));

@@ -111,7 +111,7 @@ class PipelineProgram : private HandBuilder {
   void after_link(Instruction& i) {
     const std::vector<Instruction>& list = program_.segments.back().instructions;
     const auto before = static_cast<int32_t>(list.size()) - 2;
-    if (o_.queues) i.waits = {{list[static_cast<size_t>(before)].queue, before}};
+    if (o_.queues) i.waits = {{list[before].queue, before}};
   }
 
   PipelineOptions o_;

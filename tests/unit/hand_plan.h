@@ -21,7 +21,7 @@ struct HandOptions {
 // Samples of device d in micro-batch u: contiguous, sizes as equal as they come.
 inline SampleRange hand_range(const HandOptions& o, int device, int64_t u) {
   const auto even = [](int64_t total, int64_t n, int64_t k) {
-    return cut_by_shares(total, std::vector<double>(static_cast<size_t>(n), 1))[static_cast<size_t>(k)];
+    return cut_by_shares(total, std::vector<double>(static_cast<size_t>(n), 1))[k];
   };
   const Interval run = even(o.batch, o.micro_batches, u), mine = even(run.size(), o.devices, device);
   return {run.begin + mine.begin, run.begin + mine.end};

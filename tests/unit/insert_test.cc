@@ -97,7 +97,7 @@ TEST_CASE("replicas: activations are cut, gradients and the loss are all-reduced
   CHECK(count(lg, k_all_gather) == 0);
   CHECK(count(lg, k_local_slice) == 0);
   for (const NamedTensor& f : lg.fetches)
-    CHECK(to_string(lg.shardings[static_cast<size_t>(f.tensor)]) == (f.name == "loss" ? "R,R" : "R,S0"));
+    CHECK(to_string(lg.shardings[f.tensor]) == (f.name == "loss" ? "R,R" : "R,S0"));
 }
 
 TEST_CASE("a transformer needs one all-reduce a parameter and one a global sum") {

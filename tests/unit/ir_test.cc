@@ -29,12 +29,12 @@ void factorizations(int64_t count, Dims prefix, std::vector<Dims>& out) {
   }
 }
 
-int64_t stride_of(const Dims& dims, int dim) { return row_major_strides(dims)[static_cast<size_t>(dim)]; }
+int64_t stride_of(const Dims& dims, int dim) { return row_major_strides(dims)[dim]; }
 
 // Flat indices whose sub-axis is `value`, found on one side by coordinates.
 std::vector<int64_t> selected(const Dims& dims, const SubAxis& sub_axis, int64_t extent, int64_t value) {
   std::vector<int64_t> out;
-  const int64_t stride = stride_of(dims, sub_axis.dim), size = dims[static_cast<size_t>(sub_axis.dim)];
+  const int64_t stride = stride_of(dims, sub_axis.dim), size = dims[sub_axis.dim];
   for (int64_t x = 0; x < element_count(dims); ++x) {
     const int64_t coordinate = x / stride % size;
     if (coordinate / sub_axis.inner % extent == value) out.push_back(x);
@@ -108,8 +108,8 @@ TEST_CASE("refine_reshape finds exactly the sub-axes that both sides have, for a
         std::set<std::pair<int64_t, int64_t>> found;
         int64_t last = count + 1;
         for (const SharedSubAxis& s : refine_reshape(a, b)) {
-          REQUIRE(s.from.outer * s.extent * s.from.inner == a[static_cast<size_t>(s.from.dim)]);
-          REQUIRE(s.to.outer * s.extent * s.to.inner == b[static_cast<size_t>(s.to.dim)]);
+          REQUIRE(s.from.outer * s.extent * s.from.inner == a[s.from.dim]);
+          REQUIRE(s.to.outer * s.extent * s.to.inner == b[s.to.dim]);
           REQUIRE(s.extent > 1);
           for (int64_t value = 0; value < s.extent; ++value)
             REQUIRE(selected(a, s.from, s.extent, value) == selected(b, s.to, s.extent, value));

@@ -44,9 +44,9 @@ std::vector<std::shared_ptr<Worlds>> join(int ranks) {
   for (int r = 0; r < ranks; ++r)
     threads.emplace_back([&, r] {
       try {
-        worlds[static_cast<size_t>(r)] = join_processes(process_of(r, ranks, port));
+        worlds[r] = join_processes(process_of(r, ranks, port));
       } catch (...) {
-        failures[static_cast<size_t>(r)] = std::current_exception();
+        failures[r] = std::current_exception();
       }
     });
   for (std::thread& thread : threads) thread.join();

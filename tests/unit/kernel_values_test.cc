@@ -26,7 +26,7 @@ struct Squares : small::Model {
         op(k_fill, {},
            {{"shape", kSquare}, {"value", static_cast<double>(dice.below(3))}, {"dtype", std::string("f32")}}));
   }
-  TensorId some() { return all[static_cast<size_t>(dice_.below(std::ssize(all)))]; }
+  TensorId some() { return all[dice_.below(std::ssize(all))]; }
   TensorId spread(TensorId id) { return op(k_broadcast_to, {id}, {{"shape", kSquare}}); }
   TensorId shaped(TensorId id, const Ints& shape) { return op(k_reshape, {id}, {{"shape", shape}}); }
   // Products, sums, slices and what is the same all along.
@@ -50,7 +50,7 @@ struct Squares : small::Model {
     const int64_t axis = dice_.below(2);
     const auto part = [&](int64_t begin, int64_t n) {
       Ints starts{0, 0}, limits{4, 4};
-      starts[static_cast<size_t>(axis)] = begin, limits[static_cast<size_t>(axis)] = begin + n;
+      starts[axis] = begin, limits[axis] = begin + n;
       return op(k_slice, {some()}, {{"starts", starts}, {"limits", limits}});
     };
     const auto pooled = [&](OpCode code) {

@@ -367,8 +367,7 @@ TEST_CASE("why a rank leaves too early is told to those who wait for it, with th
     CAPTURE(leaves);
     Met met(3, 4);
     auto& stores = met.stores;
-    stores[static_cast<size_t>(leaves)]->leaves_for(
-        error(Code::kDeadlineExceeded, "rank 3 of 4 has not come in 2 seconds").at_rank(3));
+    stores[leaves]->leaves_for(error(Code::kDeadlineExceeded, "rank 3 of 4 has not come in 2 seconds").at_rank(3));
     std::thread waits([&] {
       try {
         (void)stores[2]->get("never", leaves == 0 ? 3 : 1, 20);
@@ -381,7 +380,7 @@ TEST_CASE("why a rank leaves too early is told to those who wait for it, with th
       }
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    stores[static_cast<size_t>(leaves)].reset();
+    stores[leaves].reset();
     waits.join();
     CHECK(has(message_of([&] { (void)stores[2]->get("never", leaves == 0 ? 3 : 1, 20); }), "rank 3 of 4 has not come"));
   }

@@ -71,7 +71,7 @@ TEST_CASE("experts are the batch of products where there are gates, in the scope
                                    {{"k", int64_t{1}}, {"capacity", int64_t{3}}}, m.scope));
   TensorId h = m.op(k_moe_dispatch, {x, gate.outputs[0]}, {{"experts", int64_t{4}}, {"capacity", int64_t{3}}});
   h = m.op(k_reshape, {h}, {{"shape", Dims{4, 12, 8}}});
-  m.g.scopes[static_cast<size_t>(m.enter(ScopeKind::kSplit, 2))].factor = "experts";
+  m.g.scopes[m.enter(ScopeKind::kSplit, 2)].factor = "experts";
   h = m.op(k_matmul, {h, m.variable("expert", {4, 8, 8})});
   m.scope = 0;
   h = m.op(k_reshape, {h}, {{"shape", Dims{4, 4, 3, 8}}});
@@ -183,7 +183,7 @@ TEST_CASE("scopes that cut their devices at different places are both named") {
   small::Model m;
   const auto layer = [&m](const char* name, TensorId x, int64_t outer, int64_t inner) {
     const ScopeId around = m.scope;
-    m.g.scopes[static_cast<size_t>(m.enter(ScopeKind::kReplica, outer))].name = name;
+    m.g.scopes[m.enter(ScopeKind::kReplica, outer)].name = name;
     m.enter(ScopeKind::kSplit, inner);
     const TensorId y = m.op(k_matmul, {x, m.variable(std::string(name) + ".w", {12, 12})});
     m.scope = around;

@@ -95,7 +95,7 @@ TEST_CASE("mixed: a slow stage gets less to do") {
     const Plan plan = compile(m.g, of_speeds("null", speeds), with("pipeline(2, micro_batches=3)"));
     std::vector<double> flops;
     for (const DeviceRow& row : plan.entries[0].rows)
-      flops.push_back(step_of(plan.entries[0].programs[static_cast<size_t>(row.program)]).flops);
+      flops.push_back(step_of(plan.entries[0].programs[row.program]).flops);
     return flops[0] / (flops[0] + flops[1]);
   };
   CHECK(layers_of({1, 1}) == doctest::Approx(0.5).epsilon(0.15));
@@ -137,8 +137,8 @@ TEST_CASE("mixed: stages are cut for the devices that the order of a scope gives
     double of_first = 0, all = 0;
     for (size_t s = 0; s < plan.meshes.size(); ++s)
       for (const int32_t d : plan.meshes[s].devices) {
-        const DeviceRow& row = plan.entries[0].rows[static_cast<size_t>(d)];
-        const double flops = step_of(plan.entries[0].programs[static_cast<size_t>(row.program)]).flops;
+        const DeviceRow& row = plan.entries[0].rows[d];
+        const double flops = step_of(plan.entries[0].programs[row.program]).flops;
         all += flops, of_first += s == 0 ? flops : 0;
       }
     return of_first / all;

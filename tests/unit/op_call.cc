@@ -129,9 +129,9 @@ std::vector<Value> OpDevice::run(const OpCall& call, const Place& place, const s
     const auto must = std::find_if(aliases.begin(), aliases.end(), [&](const Alias& a) { return is_of(a) && a.must; });
     const size_t bytes = bytes_of(results[o].dtype, results[o].dims);
     if (over != in_place.end())
-      spec.out.back().data = spec.in[static_cast<size_t>(over->input)].data;
+      spec.out.back().data = spec.in[over->input].data;
     else if (must != aliases.end() && bytes != 0)
-      std::memcpy(spec.out.back().data, spec.in[static_cast<size_t>(must->input)].data, bytes);
+      std::memcpy(spec.out.back().data, spec.in[must->input].data, bytes);
   }
   const auto kernel = device_->bind(spec);
   const size_t scratch = kernel->scratch_bytes();

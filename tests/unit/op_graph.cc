@@ -29,10 +29,10 @@ std::vector<Value> run_graph(const OpDevice& device, const Graph& graph, std::ve
   known.resize(graph.tensors.size());
   for (const Op& op : graph.ops) {
     OpCall call{op.code, op.attrs, {}, op.key};
-    for (const TensorId id : op.inputs) call.in.push_back(id == kNone ? Value{} : known[static_cast<size_t>(id)]);
+    for (const TensorId id : op.inputs) call.in.push_back(id == kNone ? Value{} : known[id]);
     see(call);
     std::vector<Value> made = device.run(call);
-    for (size_t o = 0; o < made.size(); ++o) known[static_cast<size_t>(op.outputs[o])] = std::move(made[o]);
+    for (size_t o = 0; o < made.size(); ++o) known[op.outputs[o]] = std::move(made[o]);
   }
   return known;
 }

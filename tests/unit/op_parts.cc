@@ -157,11 +157,11 @@ Place place_of(const OpView& view, const std::vector<Fixed>& fixed) {
   for (const auto& [cut, samples] : cuts) {
     const SubAxis& s = cut.sub_axis;
     if (samples || !(placed >> s.dim & 1)) continue;
-    const int64_t extent = place.box.global[static_cast<size_t>(s.dim)] / (s.outer * s.inner);
+    const int64_t extent = place.box.global[s.dim] / (s.outer * s.inner);
     const auto in_dimension =
         std::count_if(cuts.begin(), cuts.end(), [&](const auto& other) { return other.first.sub_axis.dim == s.dim; });
     if (s.outer == 1 && in_dimension == 1)
-      place.box.origin[static_cast<size_t>(s.dim)] = cut.at.begin * s.inner;
+      place.box.origin[s.dim] = cut.at.begin * s.inner;
     else
       place.box.cuts.push_back({s, extent, cut.at.begin, cut.at.size()});
   }

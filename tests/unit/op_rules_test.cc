@@ -169,7 +169,7 @@ void check_gradient(const Row& row) {
 std::vector<int64_t> part_indices(const Dims& dims, const SubAxis& sub_axis, int64_t extent, int64_t begin,
                                   int64_t end) {
   std::vector<int64_t> indices;
-  const int64_t stride = row_major_strides(dims)[static_cast<size_t>(sub_axis.dim)] * sub_axis.inner;
+  const int64_t stride = row_major_strides(dims)[sub_axis.dim] * sub_axis.inner;
   for (int64_t i = 0; i < element_count(dims); ++i) {
     const int64_t at = i / stride % extent;
     if (at >= begin && at < end) indices.push_back(i);
@@ -179,9 +179,8 @@ std::vector<int64_t> part_indices(const Dims& dims, const SubAxis& sub_axis, int
 Value part(const Value& v, const SubAxis& sub_axis, int64_t extent, int64_t begin, int64_t end) {
   if (!sub_axis.present()) return v;
   Value out{v.dtype, v.dims, {}};
-  out.dims[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * (end - begin) * sub_axis.inner;
-  for (const int64_t i : part_indices(v.dims, sub_axis, extent, begin, end))
-    out.data.push_back(v.data[static_cast<size_t>(i)]);
+  out.dims[sub_axis.dim] = sub_axis.outer * (end - begin) * sub_axis.inner;
+  for (const int64_t i : part_indices(v.dims, sub_axis, extent, begin, end)) out.data.push_back(v.data[i]);
   return out;
 }
 
@@ -192,7 +191,7 @@ Box box_of_part(const Value& whole, const SubAxis& sub_axis, int64_t extent, int
   box.origin.assign(whole.dims.size(), 0);
   if (!sub_axis.present()) return box;
   if (sub_axis.outer == 1)
-    box.origin[static_cast<size_t>(sub_axis.dim)] = begin * sub_axis.inner;
+    box.origin[sub_axis.dim] = begin * sub_axis.inner;
   else
     box.cuts.push_back({sub_axis, extent, begin, end - begin});
   return box;

@@ -351,12 +351,10 @@ TEST_CASE("every op with factors lists one sub-axis an operand, and a bit a resu
       REQUIRE(f.partial.size() == v.outputs.size());
       for (size_t i = 0; i < f.inputs.size(); ++i)
         if (f.inputs[i].present())
-          CHECK(v.inputs[i].dims[static_cast<size_t>(f.inputs[i].dim)] ==
-                f.inputs[i].outer * f.extent * f.inputs[i].inner);
+          CHECK(v.inputs[i].dims[f.inputs[i].dim] == f.inputs[i].outer * f.extent * f.inputs[i].inner);
       for (size_t i = 0; i < f.outputs.size(); ++i)
         if (f.outputs[i].present())
-          CHECK(v.outputs[i].dims[static_cast<size_t>(f.outputs[i].dim)] ==
-                f.outputs[i].outer * f.extent * f.outputs[i].inner);
+          CHECK(v.outputs[i].dims[f.outputs[i].dim] == f.outputs[i].outer * f.extent * f.outputs[i].inner);
     }
   }
   CHECK(Case(OpCode::k_sum_of_squares, {f32({4, 5}), f32({3})}).factors().list.empty());

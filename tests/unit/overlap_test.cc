@@ -52,7 +52,7 @@ TEST_CASE("updates: the loss goes to the stage that hands it out before the coll
     const Plan plan = compile(small::gpt(16, OptimizerKind::kAdamW, 4).g, parse_devices("null:4"), options);
     const Entry& entry = plan.entries[0];
     for (const DeviceRow& row : entry.rows) {
-      const auto& last = entry.programs[static_cast<size_t>(row.program)].segments.back().instructions;
+      const auto& last = entry.programs[row.program].segments.back().instructions;
       const auto at = [&](auto is) { return std::ranges::find_if(last, is) - last.begin(); };
       const auto sent = at([](const Instruction& i) { return i.kind() == InstructionKind::kSend; });
       if (sent == std::ssize(last)) continue;

@@ -14,7 +14,7 @@ inline void give_own_programs(Entry& entry) {
   std::vector<Program> programs;
   for (DeviceRow& row : entry.rows) {
     const auto [at, fresh] = known.try_emplace({row.program, row.placed}, static_cast<int32_t>(programs.size()));
-    if (fresh) programs.push_back(bound(entry.programs[static_cast<size_t>(row.program)], row));
+    if (fresh) programs.push_back(bound(entry.programs[row.program], row));
     row.program = at->second;
     row.placed.clear();
   }

@@ -127,10 +127,9 @@ TEST_CASE("the clock of a pipeline's plan is the clock of its schedule") {
           const Timeline line = run_clock(schedule, kTimes, capacity);
           CHECK(makespan(events) == doctest::Approx(line.makespan));
           for (const Event& e : events) {
-            const Segment& s =
-                plan.entries[0].programs[static_cast<size_t>(e.device)].segments[static_cast<size_t>(e.segment)];
-            if (s.instructions[static_cast<size_t>(e.instruction)].kind() != InstructionKind::kKernel) continue;
-            const WorkTime& want = line.devices[static_cast<size_t>(e.device)][static_cast<size_t>(e.row)];
+            const Segment& s = plan.entries[0].programs[e.device].segments[e.segment];
+            if (s.instructions[e.instruction].kind() != InstructionKind::kKernel) continue;
+            const WorkTime& want = line.devices[e.device][e.row];
             CHECK(e.start == doctest::Approx(want.start));
             CHECK(e.end == doctest::Approx(want.end));
           }

@@ -51,8 +51,7 @@ TEST_CASE("products in chunks share programs too") {
 
 // Of a variable whose state is cut: where the storage shardings say that the device's part of the state lies.
 int64_t begin_in_storage(const Plan& plan, const PlanVariable& state, const DeviceRow& row, DType dtype) {
-  const Part part =
-      part_of(state.dims, state.storage_sharding, plan.meshes[static_cast<size_t>(row.mesh)].axes, row.coordinates);
+  const Part part = part_of(state.dims, state.storage_sharding, plan.meshes[row.mesh].axes, row.coordinates);
   int64_t begin = -1;
   for_each_run(state.dims, part, [&](int64_t logical, int64_t, int64_t) {
     if (begin < 0) begin = logical * size_of(dtype);
@@ -73,9 +72,9 @@ TEST_CASE("what a row fills in is where its device's part of a parameter lies") 
       // A parameter's part and its states' have the same type: any state that is cut says where all of them are.
       std::set<int64_t> parameters, states;
       for (const BufferId id : i.in) {
-        if (id == kNone || p.buffers[static_cast<size_t>(id)].kind != BufferKind::kVariable) continue;
-        const Buffer& b = p.buffers[static_cast<size_t>(id)];
-        const PlanVariable& v = plan.variables[static_cast<size_t>(b.ref)];
+        if (id == kNone || p.buffers[id].kind != BufferKind::kVariable) continue;
+        const Buffer& b = p.buffers[id];
+        const PlanVariable& v = plan.variables[b.ref];
         if (v.role == Role::kParameter && b.alias != kNone) parameters.insert(b.at);
         if (v.role == Role::kState && b.alias == kNone && b.bytes < element_count(v.dims) * size_of(v.dtype))
           states.insert(begin_in_storage(plan, v, row, v.dtype));
@@ -162,7 +161,7 @@ TEST_CASE("parts that lie to each other in another way on one device are refused
   const auto k = static_cast<size_t>(
       std::ranges::find_if(p.holes, [](const Hole& h) { return h.kind == HoleKind::kAt; }) - p.holes.begin());
   DeviceRow& row = entry.rows[1];
-  const Buffer& b = p.buffers[static_cast<size_t>(p.holes[k].buffer)];
+  const Buffer& b = p.buffers[p.holes[k].buffer];
   row.placed[k] += row.placed[k] >= b.bytes ? -b.bytes : b.bytes;
   CHECK(has(message_of([&] { verify(plan); }), "lie to each other in another way"));
 }

@@ -51,9 +51,7 @@ void again(BlockGraph& m) {
     if (op.outputs.size() == 1 && m.dims(op.outputs[0]) == m.dims(m.h) &&
         m.g.tensor(op.outputs[0]).dtype == m.g.tensor(m.h).dtype)
       alike.push_back(op.outputs[0]);
-  const auto pick = [&] {
-    return alike.empty() ? m.op(k_tanh, {m.h}) : alike[static_cast<size_t>(m.dice.below(std::ssize(alike)))];
-  };
+  const auto pick = [&] { return alike.empty() ? m.op(k_tanh, {m.h}) : alike[m.dice.below(std::ssize(alike))]; };
   const TensorId x = pick();
   const int depth = static_cast<int>(m.dice.between(1, 3));
   const TensorId y = m.op(k_mul, {m.op(k_tanh, {m.h}), written_again(m, x, depth)});
@@ -125,7 +123,7 @@ void queries(BlockGraph& m) {  // the samples' places asked by learned queries
 void chosen(BlockGraph& m) {  // some places or features
   const Dims d = m.dims(m.h);
   const int64_t axis = m.dice.coin() ? 1 : std::ssize(d) - 1;
-  const TensorId ids = iota(m, {m.dice.between(1, d[static_cast<size_t>(axis)])}, 0, "i32");
+  const TensorId ids = iota(m, {m.dice.between(1, d[axis])}, 0, "i32");
   m.h = m.op(k_gather, {m.h, ids}, {{"axis", axis}});
 }
 void looked_up(BlockGraph& m) {  // rows of a table by an input

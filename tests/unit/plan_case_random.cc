@@ -19,7 +19,7 @@ constexpr int64_t kFew = 8;
 
 template <class T>
 const T& one_of(const std::vector<T>& list, Dice& dice) {
-  return list[static_cast<size_t>(dice.below(std::ssize(list)))];
+  return list[dice.below(std::ssize(list))];
 }
 
 std::string with_word(const std::string& name, Dice& dice) {
@@ -141,12 +141,11 @@ std::string nest(int64_t& devices, int64_t micro_batches, Blocks blocks, Dice& d
   if (dice.below(12) == 0) {  // the devices in another order
     std::vector<int64_t> order(static_cast<size_t>(devices));
     std::iota(order.begin(), order.end(), int64_t{0});
-    for (size_t i = order.size(); i-- > 1;)
-      std::swap(order[i], order[static_cast<size_t>(dice.below(std::ssize(order)))]);
+    for (size_t i = order.size(); i-- > 1;) std::swap(order[i], order[dice.below(std::ssize(order))]);
     return fmt::format("cluster(device_order=[{}]) > {}", fmt::join(order, ","), fmt::join(out, " > "));
   }
   if (dice.below(8) == 0) {  // the count of one level follows from the others
-    std::string& level = out[static_cast<size_t>(dice.below(std::ssize(out)))];
+    std::string& level = out[dice.below(std::ssize(out))];
     if (level.find(',') == level.npos) level = level.substr(0, level.find('('));
   }
   return fmt::format("{}", fmt::join(out, " > "));
@@ -233,12 +232,12 @@ int64_t stages(std::vector<std::string>& out, Blocks blocks, int64_t micro_batch
   size_t at = 0;
   for (int64_t s = 0; s < n; ++s) {
     const int64_t site = virtual_stages == 1 ? s : schedule == "zb_v" && s >= sites ? 2 * sites - 1 - s : s % sites;
-    const auto& mine = counts[static_cast<size_t>(site)];
+    const auto& mine = counts[site];
     const int64_t rest = std::ssize(blocks) - (n - s - 1) - static_cast<int64_t>(at);
     const int64_t least = s == 0 ? 2 : 1;  // an input alone is no op
     const size_t end = s + 1 < n ? at + static_cast<size_t>(dice.between(least, std::max(rest, least))) : blocks.size();
     std::vector<std::string> scopes{"stage"};
-    if (devices[static_cast<size_t>(site)] > 1 || dice.coin())
+    if (devices[site] > 1 || dice.coin())
       for (std::string& level : levels(mine, dice, virtual_stages == 1)) scopes.push_back(std::move(level));
     else
       scopes[0] += "(1)";

@@ -27,7 +27,7 @@ Plan plan_of(const small::Model& m, const std::string& devices, CompileOptions o
   return compile(m.g, parse_devices(devices, {0, 1, 2, 3}), options);
 }
 const Program& program_of(const Plan& plan, size_t row = 0) {
-  return plan.entries[0].programs[static_cast<size_t>(plan.entries[0].rows[row].program)];
+  return plan.entries[0].programs[plan.entries[0].rows[row].program];
 }
 CompileOptions with(const std::function<void(CompileOptions&)>& change) {
   CompileOptions options;
@@ -144,7 +144,7 @@ TEST_CASE("updates are in place, reshapes cost nothing, recompute saves memory")
     if (i.kind() != InstructionKind::kKernel) continue;
     CHECK(i.op() != OpCode::k_reshape);
     if (has_flag(i.kernel()->op, kUpdateOp))
-      for (const BufferId b : i.out) CHECK(p.buffers[static_cast<size_t>(b)].kind == BufferKind::kVariable);
+      for (const BufferId b : i.out) CHECK(p.buffers[b].kind == BufferKind::kVariable);
   }
   const small::Model large = small::gpt(8, OptimizerKind::kAdamW, 2, 64, 128, 64, 2);
   const int64_t kept = program_of(plan_of(large, "ref:1")).arena_bytes;
@@ -305,8 +305,8 @@ TEST_CASE("communication overlaps the backward pass, and not without it") {
       return i.kind() == InstructionKind::kCollective ? 2.0 : 1.0;
     });
     for (const Event& e : events) {  // waits are honoured, queues keep their order
-      const Segment& s = program_of(plan).segments[static_cast<size_t>(e.segment)];
-      for (const Wait& w : s.instructions[static_cast<size_t>(e.instruction)].waits)
+      const Segment& s = program_of(plan).segments[e.segment];
+      for (const Wait& w : s.instructions[e.instruction].waits)
         for (const Event& other : events)
           if (other.device == e.device && other.instruction == w.index) CHECK(other.end <= e.start);
     }
@@ -323,8 +323,7 @@ TEST_CASE("a collective waits for the slowest member") {
   });
   double first = -1;
   for (const Event& e : events) {
-    const Instruction& i =
-        program_of(plan).segments[static_cast<size_t>(e.segment)].instructions[static_cast<size_t>(e.instruction)];
+    const Instruction& i = program_of(plan).segments[e.segment].instructions[e.instruction];
     if (i.kind() != InstructionKind::kCollective) continue;
     if (e.device == 0 && first < 0) first = e.start;
     if (e.device == 1) {
@@ -357,10 +356,10 @@ TEST_CASE("one device of each class has the times of all of them, and the pictur
     CHECK(makespan(all) == doctest::Approx(times.seconds));
     size_t wrong = 0;
     std::map<int32_t, std::vector<Event>> of_class, of_device;
-    for (const Event& event : times.events) of_class[times.classes[static_cast<size_t>(event.device)]].push_back(event);
+    for (const Event& event : times.events) of_class[times.classes[event.device]].push_back(event);
     for (const Event& event : all) of_device[event.device].push_back(event);
     for (const auto& [device, events] : of_device) {
-      const std::vector<Event>& want = of_class[times.classes[static_cast<size_t>(device)]];
+      const std::vector<Event>& want = of_class[times.classes[device]];
       REQUIRE(events.size() == want.size());
       for (size_t k = 0; k < want.size(); ++k)
         wrong += std::abs(want[k].start - events[k].start) > 1e-9 || std::abs(want[k].end - events[k].end) > 1e-9;

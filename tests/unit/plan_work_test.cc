@@ -51,8 +51,7 @@ TEST_CASE("members of a group have the operands of a bucket in one order") {
                     for (Segment& s : p.segments)
                       for (Instruction& i : s.instructions)
                         for (size_t k = 0; is_collective(i) && k + 1 < i.in.size(); ++k) {
-                          const Buffer &a = p.buffers[static_cast<size_t>(i.in[k])],
-                                       &b = p.buffers[static_cast<size_t>(i.in[k + 1])];
+                          const Buffer &a = p.buffers[i.in[k]], &b = p.buffers[i.in[k + 1]];
                           if (a.dims != b.dims) continue;
                           std::swap(i.in[k], i.in[k + 1]), std::swap(i.out[k], i.out[k + 1]);
                           return;

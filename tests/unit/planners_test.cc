@@ -136,8 +136,8 @@ PartitionProblem random_graph() {
   std::vector<int> mirror(static_cast<size_t>(n), -1);
   for (int i = 0; i < n; ++i)
     if (*rc::gen::inRange(0, 3) == 0) {
-      mirror[static_cast<size_t>(i)] = static_cast<int>(p.nodes.size());
-      p.nodes[static_cast<size_t>(i)].color = i;
+      mirror[i] = static_cast<int>(p.nodes.size());
+      p.nodes[i].color = i;
       p.nodes.push_back({.device_ms = static_cast<double>(*rc::gen::inRange(0, 9)),
                          .host_ms = 9,
                          .send_ms = 1,
@@ -146,8 +146,7 @@ PartitionProblem random_graph() {
     }
   const std::vector<std::pair<int, int>> forward = p.edges;
   for (const auto& [u, v] : forward)
-    if (mirror[static_cast<size_t>(u)] >= 0 && mirror[static_cast<size_t>(v)] >= 0)
-      p.edges.emplace_back(mirror[static_cast<size_t>(v)], mirror[static_cast<size_t>(u)]);
+    if (mirror[u] >= 0 && mirror[v] >= 0) p.edges.emplace_back(mirror[v], mirror[u]);
   return p;
 }
 
@@ -158,14 +157,14 @@ double brute_force(const PartitionProblem& p) {
   double best = INFINITY;
   const std::function<void(int)> place = [&](int i) {
     if (i < n) {
-      const PartitionNode& node = p.nodes[static_cast<size_t>(i)];
+      const PartitionNode& node = p.nodes[i];
       if (node.backward) {  // after its forward node, whose place it shares
-        part[static_cast<size_t>(i)] = part[static_cast<size_t>(node.color)];
+        part[i] = part[node.color];
         place(i + 1);
         return;
       }
       for (int k = 0; k < parts; ++k) {
-        part[static_cast<size_t>(i)] = k;
+        part[i] = k;
         place(i + 1);
       }
       return;
@@ -173,25 +172,22 @@ double brute_force(const PartitionProblem& p) {
     std::vector<std::vector<bool>> before(static_cast<size_t>(parts),
                                           std::vector<bool>(static_cast<size_t>(parts), false));
     for (const auto& [u, v] : p.edges)
-      if (!p.nodes[static_cast<size_t>(u)].backward && !p.nodes[static_cast<size_t>(v)].backward &&
-          part[static_cast<size_t>(u)] != part[static_cast<size_t>(v)])
-        before[static_cast<size_t>(part[static_cast<size_t>(u)])][static_cast<size_t>(part[static_cast<size_t>(v)])] =
-            true;
+      if (!p.nodes[u].backward && !p.nodes[v].backward && part[u] != part[v]) before[part[u]][part[v]] = true;
     for (size_t k = 0; k < before.size(); ++k)
       for (size_t a = 0; a < before.size(); ++a)
         for (size_t b = 0; b < before.size(); ++b)
           if (before[a][k] && before[k][b]) before[a][b] = true;
     double slowest = 0;
     for (int k = 0; k < parts; ++k) {
-      if (before[static_cast<size_t>(k)][static_cast<size_t>(k)]) return;
+      if (before[k][k]) return;
       std::vector<int> nodes;
       double bytes = 0;
       bool on_device = true;
       for (int j = 0; j < n; ++j)
-        if (part[static_cast<size_t>(j)] == k) {
+        if (part[j] == k) {
           nodes.push_back(j);
-          bytes += p.nodes[static_cast<size_t>(j)].bytes;
-          on_device &= p.nodes[static_cast<size_t>(j)].on_device;
+          bytes += p.nodes[j].bytes;
+          on_device &= p.nodes[j].on_device;
         }
       const bool host = k >= p.devices;
       if (!host && (bytes > p.device_bytes || !on_device)) return;

@@ -333,7 +333,7 @@ std::string rounded_gradient(const Program& p) {
   std::vector<BufferId> wide;
   std::vector<char> seen(p.buffers.size());
   const auto look_at = [&](BufferId id) {
-    if (id != kNone && !std::exchange(seen[static_cast<size_t>(id)], 1)) wide.push_back(id);
+    if (id != kNone && !std::exchange(seen[id], 1)) wide.push_back(id);
   };
   for (const Segment& s : p.segments)
     for (const Instruction& i : s.instructions) {
@@ -341,20 +341,20 @@ std::string rounded_gradient(const Program& p) {
         for (const BufferId id : i.in) look_at(id);
       } else {
         for (const BufferId id : i.out)
-          if (id != kNone) makers[static_cast<size_t>(id)].push_back(&i);
+          if (id != kNone) makers[id].push_back(&i);
       }
     }
   const auto is_wide = [&](BufferId id) {
-    const DType t = p.buffers[static_cast<size_t>(id)].dtype;
+    const DType t = p.buffers[id].dtype;
     return t != DType::kBF16 && t != DType::kF16;
   };
   while (!wide.empty()) {
     const BufferId id = wide.back();
     wide.pop_back();
-    if (!is_wide(id)) return p.buffers[static_cast<size_t>(id)].name;
-    if (p.buffers[static_cast<size_t>(id)].kind == BufferKind::kVariable) continue;
-    if (const BufferId of = p.buffers[static_cast<size_t>(id)].alias; of != kNone) look_at(of);
-    for (const Instruction* i : makers[static_cast<size_t>(id)])
+    if (!is_wide(id)) return p.buffers[id].name;
+    if (p.buffers[id].kind == BufferKind::kVariable) continue;
+    if (const BufferId of = p.buffers[id].alias; of != kNone) look_at(of);
+    for (const Instruction* i : makers[id])
       if (carries_on(*i))
         for (const BufferId from : i->in) look_at(from);
   }
@@ -497,8 +497,8 @@ TEST_CASE("gradients summed in a narrow type: near the exact plan, bit for bit a
   int collectives = 0;
   for (const Instruction& i : plan.entries[0].programs[0].segments[0].instructions)
     for (const BufferId id : i.in)
-      if (i.op() == OpCode::k_all_reduce && plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].bytes > 4) {
-        CHECK(plan.entries[0].programs[0].buffers[static_cast<size_t>(id)].dtype == DType::kBF16);
+      if (i.op() == OpCode::k_all_reduce && plan.entries[0].programs[0].buffers[id].bytes > 4) {
+        CHECK(plan.entries[0].programs[0].buffers[id].dtype == DType::kBF16);
         ++collectives;
       }
   CHECK(collectives > 0);
@@ -692,23 +692,23 @@ Model in_16_bits(Model m) {
   }
   for (Variable v : m.g.variables) {
     const TensorId was = v.tensor;
-    v.tensor = now[static_cast<size_t>(was)];
+    v.tensor = now[was];
     out.g.variables.push_back(v);
     if (!v.trainable) continue;
     out.g.tensor(v.tensor).dtype = DType::kBF16;
-    now[static_cast<size_t>(was)] = out.op(OpCode::k_cast, {v.tensor}, {{"dtype", std::string("f32")}});
+    now[was] = out.op(OpCode::k_cast, {v.tensor}, {{"dtype", std::string("f32")}});
   }
-  for (const TensorId id : m.g.inputs) out.g.inputs.push_back(now[static_cast<size_t>(id)]);
+  for (const TensorId id : m.g.inputs) out.g.inputs.push_back(now[id]);
   for (const Op& op : m.g.ops) {
     TensorIds inputs = op.inputs;
     for (TensorId& id : inputs)
-      if (id != kNone) id = now[static_cast<size_t>(id)];
+      if (id != kNone) id = now[id];
     const OpId made = append_op(out.g, op.code, std::move(inputs), op.attrs, op.scope, op.name);
-    for (size_t o = 0; o < op.outputs.size(); ++o) now[static_cast<size_t>(op.outputs[o])] = out.g.op(made).outputs[o];
+    for (size_t o = 0; o < op.outputs.size(); ++o) now[op.outputs[o]] = out.g.op(made).outputs[o];
   }
-  for (const NamedTensor& o : m.g.outputs) out.g.outputs.push_back({o.name, now[static_cast<size_t>(o.tensor)]});
+  for (const NamedTensor& o : m.g.outputs) out.g.outputs.push_back({o.name, now[o.tensor]});
   out.g.training = m.g.training;
-  out.g.training.loss = now[static_cast<size_t>(m.g.training.loss)];
+  out.g.training.loss = now[m.g.training.loss];
   return out;
 }
 
@@ -758,7 +758,7 @@ TEST_CASE("parameters of 16 bits: in bf16 neither they nor their gradients have 
             for (const Instruction& i : s.instructions)
               for (const BufferId b : i.out) {
                 if (b == kNone || (i.phase == Phase::kUpdate && i.op() != OpCode::k_accumulate)) continue;
-                const Buffer& buffer = p.buffers[static_cast<size_t>(b)];
+                const Buffer& buffer = p.buffers[b];
                 const bool matrix = buffer.dims.size() == 2 && element_count(buffer.dims) >= 24 * 24 &&
                                     (buffer.dims[0] % 24 == 0 || buffer.dims[1] % 24 == 0 || buffer.dims[0] == 40);
                 if (matrix) CHECK_MESSAGE(buffer.dtype != DType::kF32, (i.name + " " + buffer.name));

@@ -182,8 +182,8 @@ TEST_CASE("proof: sparse updates have one order, whatever part of its table a de
 // On one device alone the sum of a parameter's gradient begins anew with each micro-batch.
 EntryProof without_sum(Plan& plan, int32_t device, const std::string& parameter) {
   Entry& entry = plan.entries[0];
-  DeviceRow& row = entry.rows[static_cast<size_t>(device)];
-  entry.programs.push_back(entry.programs[static_cast<size_t>(row.program)]);  // a program of its own
+  DeviceRow& row = entry.rows[device];
+  entry.programs.push_back(entry.programs[row.program]);  // a program of its own
   row.program = static_cast<int32_t>(entry.programs.size()) - 1;
   for (Segment& s : entry.programs.back().segments)
     for (Instruction& i : s.instructions)

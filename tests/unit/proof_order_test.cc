@@ -58,7 +58,7 @@ std::vector<std::pair<int64_t, int64_t>> places_of(const Program& p, const Instr
   std::vector<std::pair<int64_t, int64_t>> out;
   for (const BufferIds* list : {&i.in, &i.out})
     for (const BufferId id : *list) {
-      const Buffer& b = p.buffers[static_cast<size_t>(id)];
+      const Buffer& b = p.buffers[id];
       out.emplace_back(b.offset + b.at, b.bytes);
     }
   return out;
@@ -84,8 +84,8 @@ TEST_CASE("order: where a wait is left out, both say whether it was needed") {
     REQUIRE(is_ordered(plan));
     for (int n = 0; n < 120; ++n) {
       Plan damaged = plan;
-      Program& p = damaged.entries[0].programs[static_cast<size_t>(dice.below(std::ssize(plan.entries[0].programs)))];
-      const auto one_of = [&](auto& list) -> auto& { return list[static_cast<size_t>(dice.below(std::ssize(list)))]; };
+      Program& p = damaged.entries[0].programs[dice.below(std::ssize(plan.entries[0].programs))];
+      const auto one_of = [&](auto& list) -> auto& { return list[dice.below(std::ssize(list))]; };
       std::string what;
       if (dice.coin() && !p.row_waits.empty()) {
         RowWaits& waits = one_of(p.row_waits);
@@ -120,13 +120,12 @@ TEST_CASE("order: collectives and messages that are exchanged on one device come
     for (int n = 0; n < 40; ++n) {
       Plan damaged = plan;
       Program& p = damaged.entries[0].programs[0];
-      Segment& s = p.segments[static_cast<size_t>(dice.below(std::ssize(p.segments)))];
+      Segment& s = p.segments[dice.below(std::ssize(p.segments))];
       std::vector<Instruction*> meets;
       for (Instruction& i : s.instructions)
         if (i.group() != kNone || i.link() != kNone) meets.push_back(&i);
       if (meets.size() < 2) continue;
-      Instruction &a = *meets[static_cast<size_t>(dice.below(std::ssize(meets)))],
-                  &b = *meets[static_cast<size_t>(dice.below(std::ssize(meets)))];
+      Instruction &a = *meets[dice.below(std::ssize(meets))], &b = *meets[dice.below(std::ssize(meets))];
       if (&a == &b || places_of(p, a) == places_of(p, b)) continue;
       std::swap(a.work, b.work), std::swap(a.name, b.name), std::swap(a.in, b.in), std::swap(a.out, b.out);
       const std::string fault = fault_of(damaged), what = s.name + ": " + a.name + " and " + b.name;

@@ -141,10 +141,8 @@ std::optional<Plan> in_less_memory(const Graph& graph, std::vector<DeviceSpec> d
   for (const DeviceRow& row : roomy.entries[0].rows) {
     int64_t needed = 1;
     for (const Entry& e : roomy.entries)
-      needed = std::max(
-          needed,
-          memory_of(roomy, e, static_cast<size_t>(e.rows[static_cast<size_t>(row.device)].program)).device.total());
-    devices[static_cast<size_t>(row.device)].memory_bytes =
+      needed = std::max(needed, memory_of(roomy, e, static_cast<size_t>(e.rows[row.device].program)).device.total());
+    devices[row.device].memory_bytes =
         needed * (row.device == small ? dice.between(80, 99) : dice.between(120, 300)) / 100 + 1;
   }
   try {
@@ -166,7 +164,7 @@ Plan shared(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileO
     for (size_t k = 0; k < plan.entries[e].rows.size(); ++k) {
       const auto text = [&](const Entry& entry) {
         const DeviceRow& row = entry.rows[k];
-        return print(bound(entry.programs[static_cast<size_t>(row.program)], row));
+        return print(bound(entry.programs[row.program], row));
       };
       WHALE_CHECK(text(plan.entries[e]) == text(apart.entries[e]), "device {} shares a program that is not its own", k);
     }
@@ -228,7 +226,7 @@ Values Runner::run(RunMode mode, const Values& inputs, const std::vector<std::st
     if (given == inputs.end()) continue;
     Dims dims = port.dims;
     if (port.batch_dim >= 0) {
-      int64_t& batch = dims[static_cast<size_t>(port.batch_dim)];
+      int64_t& batch = dims[port.batch_dim];
       batch = static_cast<int64_t>(given->second.size()) * batch / element_count(port.dims);
     }
     memory.push_back(pack(port.dtype, given->second));
@@ -294,8 +292,7 @@ Values Runner::variables() {
     const std::vector<double>& first = out[v.name] = read(v.name);
     for (int64_t k = 1; k < std::ssize(v.copies); ++k)
       if (std::vector<double> copy = read(v.name, k); copy != first)
-        out[fmt::format("{}, copy {} of devices {}", v.name, k, fmt::join(v.copies[static_cast<size_t>(k)], ","))] =
-            copy;
+        out[fmt::format("{}, copy {} of devices {}", v.name, k, fmt::join(v.copies[k], ","))] = copy;
   }
   return out;
 }
@@ -318,7 +315,7 @@ Values random_inputs(const Graph& graph, int64_t batch, Dice& dice, int64_t inte
   for (const TensorId id : graph.inputs) {
     const Tensor& t = graph.tensor(id);
     Dims dims = t.dims;
-    if (t.batch_dim >= 0) dims[static_cast<size_t>(t.batch_dim)] = batch;
+    if (t.batch_dim >= 0) dims[t.batch_dim] = batch;
     std::vector<double>& values = out[t.name] = dice.reals(static_cast<size_t>(element_count(dims)));
     for (double& x : values)
       x = is_float(t.dtype) ? static_cast<float>(x) : static_cast<double>(dice.below(integers_below));
@@ -345,7 +342,7 @@ std::vector<double> random_shares(int64_t n, Dice& dice) {
     s = dice.below(4) == 0 ? 0
         : dice.coin()      ? static_cast<double>(dice.between(1, 5))
                            : 0.25 * static_cast<double>(dice.between(1, 9));
-  if (norm(shares) == 0) shares[static_cast<size_t>(dice.below(n))] = 1;
+  if (norm(shares) == 0) shares[dice.below(n)] = 1;
   return shares;
 }
 

@@ -25,13 +25,11 @@ class Maker : public GraphMaker {
 
   // Bounds of absolute values, so that products can be kept small. Operands made here have the bound 1 unless they say
   // more.
-  double bound(TensorId id) const {
-    return static_cast<size_t>(id) < bounds_.size() ? bounds_[static_cast<size_t>(id)] : 1;
-  }
+  double bound(TensorId id) const { return static_cast<size_t>(id) < bounds_.size() ? bounds_[id] : 1; }
   TensorId keep(TensorId id, double bound) {
     if (bound > 2) id = op(k_mul, {id, constant(2 / bound)}), bound = 2;
     bounds_.resize(g.tensors.size(), 1);
-    bounds_[static_cast<size_t>(id)] = bound;
+    bounds_[id] = bound;
     pool.push_back(id);
     return id;
   }
@@ -40,8 +38,7 @@ class Maker : public GraphMaker {
   TensorId parameter(Dims dims) { return variable("p" + std::to_string(g.variables.size()), std::move(dims)); }
 
   TensorId pick() {
-    return pool[static_cast<size_t>(dice.below(2) ? dice.below(static_cast<int64_t>(pool.size()))
-                                                  : static_cast<int64_t>(pool.size()) - 1)];
+    return pool[dice.below(2) ? dice.below(static_cast<int64_t>(pool.size())) : static_cast<int64_t>(pool.size()) - 1];
   }
   TensorId pick_rank(size_t low, size_t high) {
     std::vector<TensorId> fit;
@@ -52,7 +49,7 @@ class Maker : public GraphMaker {
       for (size_t d = 0; d < low; ++d) made.push_back(dice.between(1, 4));
       return keep(parameter(std::move(made)), 1);
     }
-    return fit[static_cast<size_t>(dice.below(static_cast<int64_t>(fit.size())))];
+    return fit[dice.below(static_cast<int64_t>(fit.size()))];
   }
   // Something of these dims: from the pool, or a new parameter.
   TensorId of_dims(const Dims& wanted) {
@@ -179,16 +176,14 @@ void reshape(Maker& m) {
   }
   if (rest > 1 || m.dice.coin())
     shape.insert(shape.begin() + m.dice.below(static_cast<int64_t>(shape.size()) + 1), rest);
-  if (!shape.empty() && m.dice.below(3) == 0)
-    shape[static_cast<size_t>(m.dice.below(static_cast<int64_t>(shape.size())))] = -1;
+  if (!shape.empty() && m.dice.below(3) == 0) shape[m.dice.below(static_cast<int64_t>(shape.size()))] = -1;
   m.keep(m.op(k_reshape, {a}, {{"shape", shape}}), m.bound(a));
 }
 void transpose(Maker& m) {
   const TensorId a = m.pick_rank(2, 4);
   Dims perm(m.dims(a).size());
   std::iota(perm.begin(), perm.end(), 0);
-  for (size_t i = perm.size(); i-- > 1;)
-    std::swap(perm[i], perm[static_cast<size_t>(m.dice.below(static_cast<int64_t>(i) + 1))]);
+  for (size_t i = perm.size(); i-- > 1;) std::swap(perm[i], perm[m.dice.below(static_cast<int64_t>(i) + 1)]);
   m.keep(m.op(k_transpose, {a}, {{"perm", perm}}), m.bound(a));
 }
 void slice(Maker& m) {
@@ -207,7 +202,7 @@ void concat(Maker& m) {
   const TensorId a = m.pick_rank(1, 4);
   const int64_t axis = m.axis(a);
   Dims d = m.dims(a);
-  d[static_cast<size_t>(axis)] = m.dice.between(1, 3);
+  d[axis] = m.dice.between(1, 3);
   std::vector<TensorId> in{a, m.of_dims(d)};
   if (m.dice.coin()) in.push_back(m.dice.coin() ? a : m.of_dims(m.dims(a)));
   if (m.dice.coin()) std::swap(in.front(), in.back());
@@ -264,14 +259,14 @@ void cumsum(Maker& m) {
   const TensorId a = m.pick_rank(1, 4);
   const int64_t axis = m.axis(a);
   m.keep(m.op(k_cumsum, {a}, {{"axis", axis}, {"reverse", m.dice.coin()}, {"exclusive", m.dice.coin()}}),
-         static_cast<double>(m.dims(a)[static_cast<size_t>(axis)]) * m.bound(a));
+         static_cast<double>(m.dims(a)[axis]) * m.bound(a));
 }
 void gather(Maker& m) {
   const TensorId a = m.pick_rank(1, 3);
   const int64_t axis = m.axis(a);
   Dims of;
   for (int64_t d = m.dice.below(3); d-- > 0;) of.push_back(m.dice.between(1, 3));
-  m.keep(m.op(k_gather, {a, m.labels(of, m.dims(a)[static_cast<size_t>(axis)])}, {{"axis", axis}}), m.bound(a));
+  m.keep(m.op(k_gather, {a, m.labels(of, m.dims(a)[axis])}, {{"axis", axis}}), m.bound(a));
 }
 void embedding(Maker& m) {
   const TensorId table = m.pick_rank(2, 2);
@@ -495,7 +490,7 @@ Graph RandomGraph::finish() {
   TensorId loss = kNone;
   const auto add = [&](TensorId term) { loss = loss == kNone ? term : m.op(k_add, {loss, term}); };
   for (const TensorId id : m.pool) {
-    if (uses[static_cast<size_t>(id)] || m.g.tensor(id).kind != TensorKind::kValue) continue;
+    if (uses[id] || m.g.tensor(id).kind != TensorKind::kValue) continue;
     Dims unit = m.dims(id);
     if (impl_->batch > 0 && !unit.empty()) unit[0] = 1;  // no constant of the batch's size: a model has none
     std::vector<double> w = m.dice.reals(1);

@@ -312,7 +312,7 @@ TEST_CASE("property: shares are rounded by largest remainder") {
     if (sum == 0) whole[0] = 1;
     const int64_t all = std::max<int64_t>(sum, 1);
     // Scaling changes nothing.
-    const double scale = std::vector{1.0, 0.1, 1.0 / 3, 1e6, 1e-6}[static_cast<size_t>(dice.below(5))];
+    const double scale = std::vector{1.0, 0.1, 1.0 / 3, 1e6, 1e-6}[dice.below(5)];
     std::vector<double> weights;
     for (const int64_t w : whole) weights.push_back(static_cast<double>(w) * scale);
     // In whole numbers: total * w / all, the largest remainders first, the lower index first.

@@ -253,7 +253,7 @@ TEST_CASE("proof: windows: halos are read, padding is at the edges alone") {
   REQUIRE(tried > 4);
   for (int n = 0; n < tried; ++n) {
     const Proof proof = after(plan, [&](Plan&, Program& p) {
-      Attrs& attrs = all_of(p, padded)[static_cast<size_t>(n)]->as<work::Kernel>()->attrs;
+      Attrs& attrs = all_of(p, padded)[n]->as<work::Kernel>()->attrs;
       Ints padding = attr_ints(attrs, "padding");
       std::swap(padding[0], padding[1]);
       attrs["padding"] = padding;
@@ -402,7 +402,7 @@ TEST_CASE("property: a damage anywhere is refuted as if all were walked") {
     for (int n = 0; n < 24; ++n) {
       Plan plan = *made;
       Entry& entry = plan.entries[0];
-      const auto one_of = [&](auto& list) -> auto& { return list[static_cast<size_t>(dice.below(std::ssize(list)))]; };
+      const auto one_of = [&](auto& list) -> auto& { return list[dice.below(std::ssize(list))]; };
       const int64_t kind = n % 6;
       CAPTURE(r.strategy);
       CAPTURE(kind);

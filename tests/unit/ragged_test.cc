@@ -113,7 +113,7 @@ TEST_CASE("ragged: no collective goes between groups that cut a tensor different
   for (const Program& p : entry.programs)
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
-        if (i.kind() == InstructionKind::kCollective && plan.groups[static_cast<size_t>(i.group())].axis == "replica")
+        if (i.kind() == InstructionKind::kCollective && plan.groups[i.group()].axis == "replica")
           CHECK(i.name.find("grad") == std::string::npos);
 }
 

@@ -28,10 +28,10 @@ small::Model named(small::Model m) {
         continue;
       }
       const std::string of = "block" + name.substr(1, name.find('.') - 1);
-      if (block && m.g.scopes[static_cast<size_t>(block)].name == of) continue;
+      if (block && m.g.scopes[block].name == of) continue;
       m.scope = 0;
       block = m.enter(ScopeKind::kName);
-      m.g.scopes[static_cast<size_t>(block)].name = of;
+      m.g.scopes[block].name = of;
     }
     op.scope = block;
   }

@@ -235,8 +235,7 @@ TEST_CASE("ref: dropout's mask does not depend on the cut") {
     const Value part = f64({rows, 2}, std::vector<double>(static_cast<size_t>(rows * 2), 1));
     const Value got = run(OpCode::k_dropout, {part}, attrs, cut)[0];
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < 2; ++c)
-        CHECK(got[static_cast<size_t>(r * 2 + c)] == all[static_cast<size_t>(r * width + begin + c)]);
+      for (int64_t c = 0; c < 2; ++c) CHECK(got[r * 2 + c] == all[r * width + begin + c]);
   }
   Setting later = whole;
   later.step.iteration = 12;

@@ -22,7 +22,7 @@ using Damage = std::function<void(Plan&, Entry&, Program&)>;
 void separate(Entry& entry) {
   std::vector<Program> programs;
   for (DeviceRow& row : entry.rows) {
-    programs.push_back(bound(entry.programs[static_cast<size_t>(row.program)], row));
+    programs.push_back(bound(entry.programs[row.program], row));
     row.program = static_cast<int32_t>(programs.size()) - 1;
     row.placed.clear();
   }
@@ -35,7 +35,7 @@ EntryProof refused(const char* what, const Plan& plan, int32_t device, const Dam
   for (Entry& e : damaged.entries) separate(e);
   Entry& entry = damaged.entries[0];
   CHECK(prove(damaged).verdict == ProofVerdict::kProven);
-  damage(damaged, entry, entry.programs[static_cast<size_t>(entry.rows[static_cast<size_t>(device)].program)]);
+  damage(damaged, entry, entry.programs[entry.rows[device].program]);
   const Proof proof = prove(damaged);
   CAPTURE(what);
   CHECK_MESSAGE(proof.verdict == ProofVerdict::kRefuted, text(proof));
@@ -136,8 +136,7 @@ TEST_CASE("refused by the verifier: the instruction and what led there") {
       const BufferId a = storage_of(p, use.in[0]), b = storage_of(p, use.in[1]);
       REQUIRE(a != b);
       for (Buffer& x : p.buffers)
-        if (&x == &p.buffers[static_cast<size_t>(a)] || x.alias == a)
-          x.offset = p.buffers[static_cast<size_t>(b)].offset;
+        if (&x == &p.buffers[a] || x.alias == a) x.offset = p.buffers[b].offset;
     });
     CHECK(proof.at.device == 1);
     CHECK(proof.at.number >= 0);
@@ -206,7 +205,7 @@ TEST_CASE("refused by the verifier: the instruction and what led there") {
   SUBCASE("a buffer of another size") {
     const EntryProof proof = refused("size", plan, 1, [](Plan&, Entry&, Program& p) {
       const Found use = find(p, [](const Instruction& i) { return is_op(i, "relu"); });
-      p.buffers[static_cast<size_t>((*use).out[0])].bytes += 4;
+      p.buffers[(*use).out[0]].bytes += 4;
     });
     at(proof, 1, "relu");
   }
@@ -226,7 +225,7 @@ TEST_CASE("refused by the verifier: messages, by device and instruction") {
   SUBCASE("nobody takes it") {
     const EntryProof proof = refused("taken", plan, 1, [](Plan&, Entry&, Program& p) {
       const Found receive = find(p, InstructionKind::kReceive);
-      const Buffer& b = p.buffers[static_cast<size_t>((*receive).out[0])];
+      const Buffer& b = p.buffers[(*receive).out[0]];
       (*receive).work =
           test::made(OpCode::k_fill, "x", {}, {}, {{"shape", b.dims}, {"value", 0.}, {"dtype", std::string("f32")}})
               .work;
@@ -239,7 +238,7 @@ TEST_CASE("refused by the verifier: messages, by device and instruction") {
     const EntryProof proof = refused("order", plan, 0, [](Plan&, Entry&, Program& p) {
       // A gradient is awaited before the first activation is sent.
       const auto runs = [&](size_t r, InstructionKind kind) {
-        return std::ranges::any_of(p.segments[static_cast<size_t>(p.schedule[r].segment)].instructions,
+        return std::ranges::any_of(p.segments[p.schedule[r].segment].instructions,
                                    [&](const Instruction& i) { return i.kind() == kind; });
       };
       size_t send = 0, receive = 0;
@@ -262,7 +261,7 @@ TEST_CASE("refused: what is handed out, what a device ends with, and what was no
       // It hands over the part of the other one.
       const Found fetch = find(p, [&](const Instruction& i) {
         const auto* f = i.as<work::Fetch>();
-        return f != nullptr && e.outputs[static_cast<size_t>(f->output)].name == "logits";
+        return f != nullptr && e.outputs[f->output].name == "logits";
       });
       fetch.segment->instructions.erase(fetch.segment->instructions.begin() + static_cast<std::ptrdiff_t>(fetch.at));
       for (Instruction& i : fetch.segment->instructions)
@@ -276,7 +275,7 @@ TEST_CASE("refused: what is handed out, what a device ends with, and what was no
     const EntryProof proof = refused("ends", two, 1, [](Plan&, Entry&, Program& p) {
       // The update goes to a place of its own, which nobody looks at.
       Instruction& update = *find(p, [](const Instruction& i) { return is_op(i, "sgd"); });
-      Buffer other = p.buffers[static_cast<size_t>(update.out[0])];
+      Buffer other = p.buffers[update.out[0]];
       other.kind = BufferKind::kArena, other.alias = kNone, other.ref = kNone, other.at = 0, other.name = "nowhere";
       other.offset = (p.arena_bytes + 63) / 64 * 64;
       p.arena_bytes = other.offset + (other.bytes + 63) / 64 * 64;

@@ -220,7 +220,7 @@ TEST_CASE("tensors that a device holds are all that it holds, by class") {
     const Plan plan = compile(c.graph, parse_devices(fmt::format("null:{}", c.count), {0}), of(c.strategy));
     const Entry& entry = plan.entries[0];
     for (const DeviceRow& row : entry.rows) {
-      const Program& program = entry.programs[static_cast<size_t>(row.program)];
+      const Program& program = entry.programs[row.program];
       const std::vector<Life> lives = lives_of(program);
       int64_t end = 0, most = 0;
       for (const Life& life : lives) end = std::max(end, life.last);

@@ -56,7 +56,7 @@ StepTimeline random_timeline() {
 double flops_of(const StepTimeline& t) {
   double sum = 0;
   for (const QueueTrack& track : t.tracks)
-    for (const LabelledSpan& s : track.spans) sum += t.labels[static_cast<size_t>(s.label)].flops;
+    for (const LabelledSpan& s : track.spans) sum += t.labels[s.label].flops;
   return sum;
 }
 
@@ -161,7 +161,7 @@ TEST_CASE("a predicted trace that is read back as if it were measured says the s
     REQUIRE(back.timeline.tracks[k].spans.size() == t.tracks[k].spans.size());
     for (size_t s = 0; s < t.tracks[k].spans.size(); ++s) {
       const LabelledSpan &a = back.timeline.tracks[k].spans[s], &b = t.tracks[k].spans[s];
-      CHECK(back.timeline.labels[static_cast<size_t>(a.label)] == t.labels[static_cast<size_t>(b.label)]);
+      CHECK(back.timeline.labels[a.label] == t.labels[b.label]);
       CHECK(a.start == doctest::Approx(b.start).epsilon(1e-6));
       CHECK(a.micro_batch == b.micro_batch);
     }

@@ -38,20 +38,19 @@ std::vector<std::string> order_of(const Graph& g, const std::vector<char>& remov
   std::vector<char> made(g.tensors.size(), 1), done(g.ops.size());
   for (size_t i = 0; i < g.ops.size(); ++i)
     if (!removed[i])
-      for (const TensorId id : g.ops[i].outputs) made[static_cast<size_t>(id)] = 0;
+      for (const TensorId id : g.ops[i].outputs) made[id] = 0;
   std::vector<std::string> names;
   for (size_t i = 0; i < g.ops.size();) {
     const auto& inputs = g.ops[i].inputs;
-    const bool runs = !removed[i] && !done[i] && std::all_of(inputs.begin(), inputs.end(), [&](TensorId id) {
-      return made[static_cast<size_t>(id)] != 0;
-    });
+    const bool runs = !removed[i] && !done[i] &&
+                      std::all_of(inputs.begin(), inputs.end(), [&](TensorId id) { return made[id] != 0; });
     if (!runs) {
       ++i;
       continue;
     }
     names.push_back(g.ops[i].name);
     done[i] = 1;
-    for (const TensorId id : g.ops[i].outputs) made[static_cast<size_t>(id)] = 1;
+    for (const TensorId id : g.ops[i].outputs) made[id] = 1;
     i = 0;
   }
   return names;
@@ -74,10 +73,10 @@ TEST_CASE("compact takes the first op that can run, always") {
       CHECK(g.tensor(g.ops[i].outputs[0]).producer == static_cast<OpId>(i));
       const auto was = std::find_if(before.begin(), before.end(), [&](const Op& op) { return op.name == expected[i]; });
       const OpId origin = g.ops[i].origin;
-      if (was->origin == kNone || removed[static_cast<size_t>(was->origin)])
+      if (was->origin == kNone || removed[was->origin])
         CHECK(origin == kNone);
       else
-        CHECK(g.op(origin).name == before[static_cast<size_t>(was->origin)].name);
+        CHECK(g.op(origin).name == before[was->origin].name);
     }
     for (size_t i = 0; i < before.size(); ++i)
       if (removed[i]) CHECK(g.tensor(before[i].outputs[0]).producer == kNone);
@@ -99,7 +98,7 @@ TEST_CASE("readers and followers are those that a search finds") {
     CHECK(std::vector<int32_t>(readers[t].begin(), readers[t].end()) == expected);
     const OpId made = g.tensors[t].producer;
     if (made == kNone) continue;
-    const auto follow = followers[static_cast<size_t>(made)];
+    const auto follow = followers[made];
     CHECK(std::vector<int32_t>(follow.begin(), follow.end()) == expected);
   }
 }

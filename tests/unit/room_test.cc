@@ -130,7 +130,7 @@ std::vector<int64_t> needed_by(const Plan& plan) {
   std::vector<int64_t> out(plan.devices.size());
   for (const Entry& entry : plan.entries)
     for (const DeviceRow& row : entry.rows) {
-      int64_t& mine = out[static_cast<size_t>(row.device)];
+      int64_t& mine = out[row.device];
       mine = std::max(mine, memory_of(plan, entry, static_cast<size_t>(row.program)).device.total());
     }
   return out;

@@ -56,7 +56,7 @@ TEST_CASE("collectives of replicas and of splits are on queues of their own, whi
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions)
         if (const auto* c = i.as<work::Collective>()) {
-          const bool replicas = has_replicas(plan.groups[static_cast<size_t>(c->group)].axis);
+          const bool replicas = has_replicas(plan.groups[c->group].axis);
           CHECK(i.queue == (replicas ? Queue::kReplica : Queue::kSplit));
           ++seen[replicas];
         }
@@ -77,10 +77,10 @@ TEST_CASE("what is needed of the row before is waited for") {
   Program& p = with_row_waits(damaged);
   const auto row = std::ranges::find_if(p.schedule, [](const ScheduleRow& r) { return r.waits != kNone; });
   REQUIRE(row != p.schedule.end());
-  const auto& now = p.segments[static_cast<size_t>(row->segment)].instructions;
-  RowWaits& waits = p.row_waits[static_cast<size_t>(row->waits)];
+  const auto& now = p.segments[row->segment].instructions;
+  RowWaits& waits = p.row_waits[row->waits];
   RowWait& first = waits.front();
-  const auto queue_of = [&](int32_t k) { return now[static_cast<size_t>(k)].queue; };
+  const auto queue_of = [&](int32_t k) { return now[k].queue; };
   SUBCASE("no wait") {
     for (ScheduleRow& r : p.schedule) r.waits = kNone;
     CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains(", of the row before, which "), Error);
@@ -96,7 +96,7 @@ TEST_CASE("what is needed of the row before is waited for") {
     CHECK_THROWS_WITH_AS(verify(damaged), doctest::Contains(", of the row before, which "), Error);
   }
   SUBCASE("a wait for its own queue") {
-    const auto& before = p.segments[static_cast<size_t>(std::prev(row)->segment)].instructions;
+    const auto& before = p.segments[std::prev(row)->segment].instructions;
     const auto own = std::ranges::find_if(before, [&](const Instruction& i) { return i.queue == queue_of(first.at); });
     REQUIRE(own != before.end());
     first.on = {own->queue, static_cast<int32_t>(own - before.begin())};

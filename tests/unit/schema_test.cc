@@ -48,7 +48,7 @@ TEST_CASE("a negative zero survives bytes") {
   const std::vector<uint8_t> bytes = serialize(graph);
   Graph again = read_graph(bytes.data(), bytes.size());
   CHECK(std::signbit(again.variables[0].init.a));
-  CHECK(std::signbit(*of_number(again.ops[static_cast<size_t>(at - graph.ops.begin())])));
+  CHECK(std::signbit(*of_number(again.ops[at - graph.ops.begin()])));
 }
 
 TEST_CASE("a graph is read from any address") {

@@ -53,14 +53,14 @@ Places places_of(const Dims& dims, const Mesh& mesh, const Sharding& sharding) {
     for (size_t a = 0; a < mesh.axes.size(); ++a) {
       const AxisSharding& l = sharding.axes[a];
       if (l.placement != Placement::kShard) continue;
-      const int64_t extent = dims[static_cast<size_t>(l.sub_axis.dim)] / l.sub_axis.outer / l.sub_axis.inner;
+      const int64_t extent = dims[l.sub_axis.dim] / l.sub_axis.outer / l.sub_axis.inner;
       auto cut = std::find_if(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.sub_axis == l.sub_axis; });
       if (cut == cuts.end()) cut = cuts.insert(cuts.end(), {l.sub_axis, extent, 0, extent});
       std::vector<double> shares = l.state ? mesh.axes[a].state_shares : mesh.axes[a].shares;
       if (shares.empty()) shares.assign(static_cast<size_t>(mesh.axes[a].size), 1);
       const Ints sizes = round_shares(cut->end - cut->begin, shares);
-      for (int64_t c = 0; c < at[a]; ++c) cut->begin += sizes[static_cast<size_t>(c)];
-      cut->end = cut->begin + sizes[static_cast<size_t>(at[a])];
+      for (int64_t c = 0; c < at[a]; ++c) cut->begin += sizes[c];
+      cut->end = cut->begin + sizes[at[a]];
     }
     const Dims strides = row_major_strides(dims);
     std::vector<int64_t> mine;
@@ -102,14 +102,12 @@ Sharding random_sharding(const Dims& dims, const Mesh& mesh, Dice& dice) {
   for (const MeshAxis& axis : mesh.axes) {
     AxisSharding l;
     if (axis.size > 1 && dice.below(3)) {
-      const int64_t d = dice.below(std::ssize(dims)), n = dims[static_cast<size_t>(d)];
+      const int64_t d = dice.below(std::ssize(dims)), n = dims[d];
       // A sub-axis of the dimension: what lies outside and inside of it.
       std::vector<int64_t> divisors;
       for (int64_t k = 1; k <= n; ++k)
         if (n % k == 0) divisors.push_back(k);
-      const auto pick = [&] {
-        return dice.coin() ? 1 : divisors[static_cast<size_t>(dice.below(std::ssize(divisors)))];
-      };
+      const auto pick = [&] { return dice.coin() ? 1 : divisors[dice.below(std::ssize(divisors))]; };
       l.sub_axis = {static_cast<int>(d), pick(), pick()};
       l.placement = Placement::kShard;
       l.state = dice.below(3) == 0;
@@ -207,8 +205,8 @@ int64_t moved(const Plan& plan) {
   const Entry& e = plan.entries[0];
   int64_t n = 0;
   for (const DeviceRow& row : e.rows) {
-    const Program& p = e.programs[static_cast<size_t>(row.program)];
-    const auto elements = [&](BufferId b) { return element_count(p.buffers[static_cast<size_t>(b)].dims); };
+    const Program& p = e.programs[row.program];
+    const auto elements = [&](BufferId b) { return element_count(p.buffers[b].dims); };
     for (const Segment& s : p.segments)
       for (const Instruction& i : s.instructions) {
         if (i.kind() != InstructionKind::kCollective) continue;
@@ -217,10 +215,10 @@ int64_t moved(const Plan& plan) {
           const std::vector<Interval>& to = i.as<work::Collective>()->to.cuts;
           // What this device keeps: its own part of both cuts.
           int64_t at = 0;
-          for (const auto& part : plan.groups[static_cast<size_t>(i.group())].parts)
+          for (const auto& part : plan.groups[i.group()].parts)
             if (const auto me = std::find(part.begin(), part.end(), row.device); me != part.end())
               at = me - part.begin();
-          const int64_t whole = to.back().end, mine = to[static_cast<size_t>(at)].size();
+          const int64_t whole = to.back().end, mine = to[at].size();
           n += elements(i.out[0]) - (whole ? elements(i.in[0]) / whole * mine : 0);
         }
       }
@@ -273,7 +271,7 @@ void check(const Move& m, int64_t& compared) {
     std::vector<float> found(to[k].size());
     memory.device().copy_out(found.data(), memory.variable(1), found.size() * 4);
     for (size_t i = 0; i < found.size(); ++i) {
-      const float expected = want[static_cast<size_t>(to[k][i])];
+      const float expected = want[to[k][i]];
       if (found[i] != expected)
         RC_LOG() << fmt::format("device {}, element {}: {}, expected {}\n", k, to[k][i], found[i], expected);
       RC_ASSERT(found[i] == expected);

@@ -72,8 +72,8 @@ TEST_CASE("ZeRO 2 and 3: gradients that are made in pieces are the whole ones") 
               for (const Instruction& i : s.instructions) {
                 joined += i.op() == OpCode::k_concat && i.phase == Phase::kBackward;
                 for (const BufferId b : i.in)
-                  wide += i.op() == OpCode::k_reduce_scatter &&
-                          p.buffers[static_cast<size_t>(b)].dtype != (narrow ? DType::kBF16 : DType::kF32);
+                  wide +=
+                      i.op() == OpCode::k_reduce_scatter && p.buffers[b].dtype != (narrow ? DType::kBF16 : DType::kF32);
               }
           CHECK(joined >= 5);
           CHECK(wide == 0);

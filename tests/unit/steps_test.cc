@@ -56,7 +56,7 @@ std::array<StackWork, 4> work_of_parts(const Plan& plan) {
   const WorkOf work = work_of(plan, entry);
   std::array<StackWork, 4> out;
   for (const DeviceRow& row : entry.rows)
-    for (const Segment& s : entry.programs[static_cast<size_t>(row.program)].segments)
+    for (const Segment& s : entry.programs[row.program].segments)
       for (const StackRun& run : runs_of(plan, s))
         for (size_t k = run.begin; k < run.end; ++k)
           out[static_cast<size_t>(run.part)] += work(s.instructions[k], row.device);

@@ -324,7 +324,7 @@ TEST_CASE("stages: written ones, cut ones, their devices") {
   std::vector<int> ops(3);
   int32_t last = 0;
   for (const Op& op : gpt.g.ops) {
-    ++ops[static_cast<size_t>(op.stage)];
+    ++ops[op.stage];
     for (const TensorId id : op.inputs)
       if (id != kNone && gpt.g.tensor(id).producer != kNone)
         CHECK(gpt.g.op(gpt.g.tensor(id).producer).stage <= op.stage);
@@ -482,7 +482,7 @@ TEST_CASE("a pipeline's cut is the evenest of those whose slowest stage is the f
       for (const Op& op : m.g.ops) seconds.push_back(op_seconds(cost_of(view_of(m.g, op)), cost.device));
       const auto judged = [&](const std::vector<int32_t>& stage_of) {  // slowest, squares
         std::vector<double> of(static_cast<size_t>(stages));
-        for (size_t k = 0; k < seconds.size(); ++k) of[static_cast<size_t>(stage_of[k])] += seconds[k];
+        for (size_t k = 0; k < seconds.size(); ++k) of[stage_of[k]] += seconds[k];
         double slowest = 0, squares = 0;
         for (const double s : of) slowest = std::max(slowest, s), squares += s * s;
         return std::pair(slowest, squares);

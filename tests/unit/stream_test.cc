@@ -43,8 +43,7 @@ Input rows(const Input& x, int64_t begin, int64_t end) {
   Input out = test::f32({x.dims[0], end - begin, x.dims[2], x.dims[3]});
   const int64_t row = x.dims[2] * x.dims[3];
   for (int64_t b = 0; b < x.dims[0]; ++b)
-    for (int64_t i = begin * row; i < end * row; ++i)
-      out.values.push_back(x.values[static_cast<size_t>(b * x.dims[1] * row + i)]);
+    for (int64_t i = begin * row; i < end * row; ++i) out.values.push_back(x.values[b * x.dims[1] * row + i]);
   return out;
 }
 Input with(Dims dims, std::vector<double> values) {
@@ -149,7 +148,7 @@ TEST_CASE("a split of the sequence goes round: no device has all keys, none is g
     const Plan plan = plan_of(gpt, fmt::format("null:{}", n), fmt::format("split({}, factor=sequence)", n));
     for (const Entry& e : plan.entries)
       for (const Program& p : e.programs) {
-        const auto dims = [&](BufferId b) { return p.buffers[static_cast<size_t>(b)].dims; };
+        const auto dims = [&](BufferId b) { return p.buffers[b].dims; };
         const bool train = e.name == "train";
         const auto forward = all_of(p, k_attention), backward = all_of(p, k_attention_grad);
         CHECK(static_cast<int64_t>(forward.size()) == n * layers);
@@ -182,7 +181,7 @@ int64_t most_pieces(const Program& p) {
   for (const BufferId a : held) {
     int64_t n = 0;
     for (const BufferId b : held) {
-      const Life &x = lives[static_cast<size_t>(a)], &y = lives[static_cast<size_t>(b)];
+      const Life &x = lives[a], &y = lives[b];
       n += y.first <= x.first && x.first <= y.last;
     }
     most = std::max(most, n);
@@ -203,9 +202,9 @@ TEST_CASE("while one piece is worked on the next one comes, and no more") {
           const auto next = std::find_if(s.instructions.begin() + static_cast<int64_t>(k), s.instructions.end(),
                                          [](const Instruction& i) { return i.op() == k_attention_merge; });
           for (const Wait& w : s.instructions[k].waits)
-            if (w.queue == Queue::kSplit && s.instructions[static_cast<size_t>(w.index)].op() == k_shift)
+            if (w.queue == Queue::kSplit && s.instructions[w.index].op() == k_shift)
               CHECK(std::find(s.instructions[k].in.begin(), s.instructions[k].in.end(),
-                              s.instructions[static_cast<size_t>(w.index)].out[0]) != s.instructions[k].in.end());
+                              s.instructions[w.index].out[0]) != s.instructions[k].in.end());
           CHECK(next != s.instructions.end());
         }
     }
@@ -259,12 +258,12 @@ TEST_CASE("what has no samples does not go round") {
     int64_t with = 0, without = 0;  // rows of the body
     for (const Entry& e : plan.entries)
       for (const DeviceRow& d : e.rows) {
-        const Program& p = e.programs[static_cast<size_t>(d.program)];
+        const Program& p = e.programs[d.program];
         if (e.name != "train" || e.batch != c.last) continue;
         for (const ScheduleRow& row : p.schedule) {
           if (row.whole) continue;
-          const int64_t samples = d.samples[0].micro_batches[static_cast<size_t>(row.micro_batch)].size();
-          const auto& list = p.segments[static_cast<size_t>(row.segment)].instructions;
+          const int64_t samples = d.samples[0].micro_batches[row.micro_batch].size();
+          const auto& list = p.segments[row.segment].instructions;
           const auto meet = std::ranges::count_if(list, [](const Instruction& i) { return i.group() != kNone; });
           (samples == 0 ? without : with) += meet;
         }
@@ -285,7 +284,7 @@ TEST_CASE("a sum that goes around is rounded when it is whole along all axes") {
     for (const Instruction* i : all_of(p, k_reduce_scatter)) {
       if (!gone_round.contains(i->in[0])) continue;
       ++sums;
-      CHECK(p.buffers[static_cast<size_t>(i->in[0])].dtype == DType::kF32);
+      CHECK(p.buffers[i->in[0]].dtype == DType::kF32);
     }
   }
   CHECK(sums > 0);

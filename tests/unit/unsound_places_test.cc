@@ -66,7 +66,7 @@ Copied copied(int32_t versions) {
   Program& p = out.plan.entries[0].programs[0];
   Instruction& mw = named(p, "mw");
   const BufferId w = mw.in[1], u = named(p, "mu").in[1], copy = fresh(p, "copy", {4, 6});
-  p.buffers[static_cast<size_t>(copy)].versions = versions;
+  p.buffers[copy].versions = versions;
   p.arena_bytes += (versions - 1) * 128;
   mw.in[1] = copy;
   const auto segment = [&](const char* name, BufferId of) {
@@ -164,7 +164,7 @@ TEST_CASE("a device votes on what its vote reads") {
   for (Program& each : e.programs) in_order(each);
   const BufferId both = fresh(p, "both", {2});
   const auto half = [&](const char* name, int64_t at) {
-    Buffer b = p.buffers[static_cast<size_t>(both)];
+    Buffer b = p.buffers[both];
     b.name = name, b.dims = {}, b.bytes = 4, b.alias = both, b.at = at;
     p.buffers.push_back(b);
     return static_cast<BufferId>(p.buffers.size()) - 1;

@@ -481,7 +481,7 @@ TEST_CASE("unsound AH: what is the same all along is read in another shape") {
     const BufferId rows = fresh(p, "rows", {2, 3, 1});
     BufferId view = rows;
     if (wrong) {
-      Buffer other = p.buffers[static_cast<size_t>(rows)];
+      Buffer other = p.buffers[rows];
       other.name = "view", other.dims = {1, 3, 2}, other.alias = rows, other.at = 0;
       p.buffers.push_back(other);
       view = static_cast<BufferId>(p.buffers.size()) - 1;

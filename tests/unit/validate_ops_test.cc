@@ -45,7 +45,7 @@ const DeviceCurve& some_curve() {
       if (type.is_gpu()) out.push_back(curve_of(type.sheet));
     return out;
   }();
-  return curves[static_cast<size_t>(*rc::gen::inRange<int>(0, static_cast<int>(curves.size())))];
+  return curves[*rc::gen::inRange<int>(0, static_cast<int>(curves.size()))];
 }
 
 }  // namespace

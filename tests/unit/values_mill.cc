@@ -51,7 +51,7 @@ std::vector<size_t> places_of(const Dims& whole, const SubAxis& s, Interval part
   return out;
 }
 Dims dims_of(Dims whole, const SubAxis& s, Interval part) {
-  whole[static_cast<size_t>(s.dim)] = s.outer * part.size() * s.inner;
+  whole[s.dim] = s.outer * part.size() * s.inner;
   return whole;
 }
 Value part_of(const Value& whole, const SubAxis& s, Interval part) {
@@ -138,7 +138,7 @@ const Mill::Held* Mill::any(Fits fits) {
   Some out;
   for (const Held& h : held_)
     if (fits(h)) out.push_back(&h);
-  return out.empty() ? nullptr : out[static_cast<size_t>(dice_.below(std::ssize(out)))];
+  return out.empty() ? nullptr : out[dice_.below(std::ssize(out))];
 }
 
 const Mill::Held* Mill::beside(const Held& a) {
@@ -149,12 +149,12 @@ const Mill::Held* Mill::beside(const Held& a) {
 
 Attrs Mill::odd(Attrs attrs) {
   const auto chance = [&](int64_t n) { return dice_.below(n) == 0; };
-  const auto some = [&] { return std::array<int64_t, 5>{0, 1, 2, 3, 4}[static_cast<size_t>(dice_.below(5))]; };
+  const auto some = [&] { return std::array<int64_t, 5>{0, 1, 2, 3, 4}[dice_.below(5)]; };
   for (auto& [name, value] : attrs) {
     if (auto* number = std::get_if<int64_t>(&value); number && chance(3))
       *number = some();
     else if (auto* list = std::get_if<Ints>(&value); list && !list->empty() && chance(3))
-      (*list)[static_cast<size_t>(dice_.below(std::ssize(*list)))] = some();
+      (*list)[dice_.below(std::ssize(*list))] = some();
     else if (auto* flag = std::get_if<bool>(&value); flag && chance(20))
       *flag = !*flag;
   }
@@ -162,7 +162,7 @@ Attrs Mill::odd(Attrs attrs) {
 }
 
 void Mill::op_of_program() {
-  const Op& op = ref_.graph().ops[static_cast<size_t>(dice_.below(std::ssize(ref_.graph().ops)))];
+  const Op& op = ref_.graph().ops[dice_.below(std::ssize(ref_.graph().ops))];
   Some in;
   static const Held absent{};
   for (const TensorId id : op.inputs)
@@ -189,7 +189,7 @@ void Mill::slice() {
   const Held* x = any([](const Held& h) { return !h.numbers.dims.empty() && !h.numbers.data.empty(); });
   if (!x) return;
   const SubAxis s = sub_axis_of(x->numbers.dims);
-  const int64_t n = x->numbers.dims[static_cast<size_t>(s.dim)] / (s.outer * s.inner);
+  const int64_t n = x->numbers.dims[s.dim] / (s.outer * s.inner);
   const int64_t begin = dice_.below(n + 1), end = begin + dice_.below(n + 1 - begin);
   run(k_local_slice, {{"sub_axis", Ints{s.dim, s.outer, s.inner}}, {"begin", begin}, {"end", end}}, "slice", {x});
 }
@@ -241,8 +241,8 @@ void Mill::combine() {
   if (w.op == k_reduce_scatter) {
     w.cuts = {{sub_axis_of(dims), {}}};
     const SubAxis& s = w.cuts[0].sub_axis;
-    const int64_t extent = dims[static_cast<size_t>(s.dim)] / (s.outer * s.inner);
-    if (dims[static_cast<size_t>(s.dim)] % (s.outer * s.inner) != 0) return;
+    const int64_t extent = dims[s.dim] / (s.outer * s.inner);
+    if (dims[s.dim] % (s.outer * s.inner) != 0) return;
     int64_t at = 0;
     for (size_t m = 0; m < in.size(); ++m) {
       const int64_t end = m + 1 == in.size() ? extent : at + dice_.below(extent - at + 1);
@@ -287,7 +287,7 @@ void Mill::gather() {
   if (w.op == k_all_to_all) {
     w.to.sub_axis = sub_axis_of(whole.dims);
     const SubAxis& to = w.to.sub_axis;
-    const int64_t n = whole.dims[static_cast<size_t>(to.dim)];
+    const int64_t n = whole.dims[to.dim];
     if (n % (to.outer * to.inner) != 0) return;
     const int64_t extent = n / (to.outer * to.inner);
     for (size_t m = 0; m < in.size(); ++m) {
@@ -327,7 +327,7 @@ void Mill::keep(const proof::Value& value, const Value& numbers, const std::stri
   if (held_.size() < kMost)
     held_.push_back({value, numbers, how});
   else
-    held_[static_cast<size_t>(dice_.below(kMost))] = {value, numbers, how};
+    held_[dice_.below(kMost)] = {value, numbers, how};
 }
 
 void Mill::compare(const proof::Value& value, const Value& numbers, const std::string& how) {

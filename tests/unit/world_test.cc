@@ -68,7 +68,7 @@ std::vector<Interval> random_cuts(size_t members, int64_t extent, Dice& dice) {
   return cuts;
 }
 Dims with(Dims dims, const SubAxis& sub_axis, const Interval& cut) {
-  dims[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * cut.size() * sub_axis.inner;
+  dims[sub_axis.dim] = sub_axis.outer * cut.size() * sub_axis.inner;
   return dims;
 }
 
@@ -91,12 +91,12 @@ Case random_case(size_t members, Dice& dice) {
     // Also those that are cut into slices and chunks, and lie where others read them.
     const int64_t longest = dice.below(c.spec.op == OpCode::k_all_reduce ? 3 : 12) == 0 ? 12000 : 40;
     Dims whole = {dice.between(1, 5), dice.between(1, 5), dice.between(1, longest)};
-    whole[static_cast<size_t>(sub_axis.dim)] = sub_axis.outer * extent * sub_axis.inner;
+    whole[sub_axis.dim] = sub_axis.outer * extent * sub_axis.inner;
     const std::vector<Interval> cuts = random_cuts(members, extent, dice);
     SubAxis to{1 - sub_axis.dim, 1, dice.between(1, 2)};
     const int64_t to_extent = dice.between(1, 6);
     if (c.spec.op == OpCode::k_all_to_all) {
-      whole[static_cast<size_t>(to.dim)] = to_extent * to.inner;
+      whole[to.dim] = to_extent * to.inner;
       c.spec.to = {to, random_cuts(members, to_extent, dice)};
     }
     if (c.spec.op != OpCode::k_all_reduce && c.spec.op != OpCode::k_shift && c.spec.op != OpCode::k_adasum)
@@ -325,7 +325,7 @@ void compare_collectives(uint64_t seed, int cases,
     std::vector<Transport*> nears, fars;
     for (size_t m = 0; m < members; ++m) {
       nears.push_back(near.get());
-      fars.push_back(by_rank[static_cast<size_t>(ranks[m])].get());
+      fars.push_back(by_rank[ranks[m]].get());
     }
     CHECK(results(c, nears) == results(c, fars));
   }
@@ -356,7 +356,7 @@ TEST_CASE("an all-gather brings a part to each other rank once, however many mem
   }
   const auto near = make_inproc({group});
   std::vector<Transport*> nears(members, near.get()), fars;
-  for (const int32_t rank : ranks) fars.push_back(by_rank[static_cast<size_t>(rank)].get());
+  for (const int32_t rank : ranks) fars.push_back(by_rank[rank].get());
   Case c;
   c.spec.op = OpCode::k_all_gather, c.dtype = DType::kF32;
   c.in.resize(members), c.out.resize(members);

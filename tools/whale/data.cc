@@ -169,8 +169,7 @@ class Text : public DataSource {
   void fill(Array& array, const InputSpec& spec, int64_t sample, int64_t at) {
     const int64_t n = spec.dims[1];
     const int64_t shift = (has_source_ && spec.name != "source" ? length_ : 0) + (spec.name == "targets" ? 1 : 0);
-    for (int64_t t = 0; t < n; ++t)
-      store_int(array, sample * n + t, static_cast<uint8_t>(text_[static_cast<size_t>(at + shift + t)]));
+    for (int64_t t = 0; t < n; ++t) store_int(array, sample * n + t, static_cast<uint8_t>(text_[at + shift + t]));
   }
   std::string text_;
   std::vector<InputSpec> inputs_;
@@ -309,7 +308,7 @@ Batch widen(const Batch& batch, const std::vector<InputSpec>& inputs) {
 
 int64_t batch_of(const std::vector<InputSpec>& inputs) {
   for (const InputSpec& spec : inputs)
-    if (spec.batch_dim >= 0) return spec.dims[static_cast<size_t>(spec.batch_dim)];
+    if (spec.batch_dim >= 0) return spec.dims[spec.batch_dim];
   return 1;
 }
 

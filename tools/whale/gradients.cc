@@ -299,8 +299,7 @@ class Gradients {
     names.insert(names.end(), outputs_.names().begin(), outputs_.names().end());
     Evaluated out;
     out.loss = on.eval(batch, names, out.outputs);
-    for (std::ptrdiff_t i = 0; i < scores; ++i)
-      out.scores.push_back(values_of(out.outputs[static_cast<size_t>(i)].get()));
+    for (std::ptrdiff_t i = 0; i < scores; ++i) out.scores.push_back(values_of(out.outputs[i].get()));
     out.outputs.erase(out.outputs.begin(), out.outputs.begin() + scores);
     return out;
   }
@@ -465,7 +464,7 @@ class Gradients {
   }
   int64_t samples_in(const Batch& batch) const {
     for (size_t k = 0; k < inputs_.size(); ++k)
-      if (inputs_[k].batch_dim >= 0) return batch[k].dims[static_cast<size_t>(inputs_[k].batch_dim)];
+      if (inputs_[k].batch_dim >= 0) return batch[k].dims[inputs_[k].batch_dim];
     return 0;
   }
 

@@ -35,7 +35,7 @@ Value dlrm(Builder& b, const ModelOptions& o) {
   const Init init = Init::uniform(1 / std::sqrt(static_cast<double>(o.vocab)));
   for (int64_t t = 0; t < o.layers; ++t) {
     const Value table = b.parameter("tables." + std::to_string(t) + ".weight", {o.vocab, o.dim}, init);
-    vectors.push_back(b.op("embedding_bag", {table, ids[static_cast<size_t>(t)]}));
+    vectors.push_back(b.op("embedding_bag", {table, ids[t]}));
   }
   const Value features = b.op("concat", {x, b.op("pairwise_dot", vectors)}, {{"axis", int64_t{1}}});
   const Value y = relu_layers(b, "top", features, {o.hidden, o.hidden / 2});

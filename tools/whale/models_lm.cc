@@ -113,8 +113,8 @@ Value tied_logits(Builder& b, Value x, Value table) {
 // ---- LSTM -----------------------------------------------------------------------------------------------------------
 Value part(Builder& b, Value x, int64_t dim, int64_t begin, int64_t end) {
   Dims limits = b.dims(x), starts(limits.size(), 0);
-  starts[static_cast<size_t>(dim)] = begin;
-  limits[static_cast<size_t>(dim)] = end;
+  starts[dim] = begin;
+  limits[dim] = end;
   return b.op("slice", {x}, {{"starts", starts}, {"limits", limits}});
 }
 
@@ -136,7 +136,7 @@ Value lstm(Builder& b, const std::string& name, Value x, int64_t features, bool 
     const Value candidate = b.mul(part(b, gates, 1, 0, h), b.op("tanh", {part(b, all, 1, 3 * h, 4 * h)}));
     cell = i > 0 ? b.add(b.mul(part(b, gates, 1, h, 2 * h), cell), candidate) : candidate;
     state = b.mul(part(b, gates, 1, 2 * h, 3 * h), b.op("tanh", {cell}));
-    outputs[static_cast<size_t>(t)] = b.reshape(state, {-1, 1, h});
+    outputs[t] = b.reshape(state, {-1, 1, h});
   }
   return b.op("concat", outputs, {{"axis", int64_t{1}}});
 }

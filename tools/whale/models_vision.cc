@@ -95,7 +95,7 @@ Value unet3d(Builder& b, const ModelOptions& o) {
   }
   for (int64_t i = o.layers - 2; i >= 0; --i) {
     const auto scope = b.scope("up" + std::to_string(i));
-    x = b.op("concat", {skips[static_cast<size_t>(i)], up(b, "up", x, o.dim << i)}, {{"axis", int64_t{4}}});
+    x = b.op("concat", {skips[i], up(b, "up", x, o.dim << i)}, {{"axis", int64_t{4}}});
     x = double_conv(b, "double", x, o.dim << i);
   }
   const Value logits = conv3d(b, "head", x, o.classes, 1);

@@ -143,12 +143,11 @@ Batch keep(const Batch& batch, const std::vector<InputSpec>& inputs, const std::
   std::vector<int64_t> from;
   for (size_t k = 0; k < batch.size() && from.empty(); ++k) {
     if (inputs[k].batch_dim < 0) continue;
-    from.resize(static_cast<size_t>(batch[k].dims[static_cast<size_t>(inputs[k].batch_dim)]));
+    from.resize(static_cast<size_t>(batch[k].dims[inputs[k].batch_dim]));
   }
   for (size_t i = 0; i < from.size(); ++i) from[i] = samples[i % samples.size()];
   std::vector<bool> others(from.size(), true);
-  for (const int64_t sample : samples)
-    from[static_cast<size_t>(sample)] = sample, others[static_cast<size_t>(sample)] = false;
+  for (const int64_t sample : samples) from[sample] = sample, others[sample] = false;
   Batch out = pick(batch, inputs, from);
   for (size_t k = 0; k < out.size(); ++k)
     for (const Labels& each : labels)

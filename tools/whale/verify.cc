@@ -742,7 +742,7 @@ class Comparer {
     const int64_t whole = batch_of(inputs_);
     const auto is_whole = [&](const Batch& batch) {
       for (size_t k = 0; k < inputs_.size(); ++k)
-        if (inputs_[k].batch_dim >= 0) return batch[k].dims[static_cast<size_t>(inputs_[k].batch_dim)] == whole;
+        if (inputs_[k].batch_dim >= 0) return batch[k].dims[inputs_[k].batch_dim] == whole;
       return true;
     };
     std::vector<Batch> out;

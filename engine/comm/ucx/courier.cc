@@ -73,7 +73,7 @@ class UcxCourier final : public Courier {
       }
     }
     const std::lock_guard lock(mutex_);
-    Endpoint& end = endpoints_[static_cast<size_t>(to)];
+    Endpoint& end = endpoints_[to];
     if (end.ep == nullptr && !end.lost) connect(to, address);
     if (end.lost) return;
     Out& out = free_out(end, ticket.thing == nullptr ? bytes : 0);
@@ -106,15 +106,15 @@ class UcxCourier final : public Courier {
       ucp_worker_signal(worker_);
   }
 
-  bool lends_to(int rank) const override { return endpoints_[static_cast<size_t>(rank)].reads_here; }
+  bool lends_to(int rank) const override { return endpoints_[rank].reads_here; }
   bool read(int rank, uint64_t address, char* place, size_t bytes) override {
-    const pid_t process = options_.readable[static_cast<size_t>(rank)];
+    const pid_t process = options_.readable[rank];
     return process != 0 && read_memory(process, address, place, bytes);
   }
 
   void give_up(int rank) override {
     const std::lock_guard lock(mutex_);
-    endpoints_[static_cast<size_t>(rank)].lost = true;
+    endpoints_[rank].lost = true;
   }
 
   void wait_begins() override { ++waiting_; }
@@ -230,7 +230,7 @@ class UcxCourier final : public Courier {
       };
       wait([&] { return std::all_of(endpoints_.begin(), endpoints_.end(), is_through); });
       const auto is_cut_off = [&](const Endpoint& e) {
-        return e.ep != nullptr && (e.lost || e.under_way > 0) && !options_.near[static_cast<size_t>(e.rank)];
+        return e.ep != nullptr && (e.lost || e.under_way > 0) && !options_.near[e.rank];
       };
       // UCX 1.13 ends the process where an endpoint goes that has a letter half way to a rank that is cut off, or from
       // it: then all stays as it is, and nobody looks at it any more.
@@ -243,7 +243,7 @@ class UcxCourier final : public Courier {
         ucp_request_param_t param{};
         param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
         const bool gone = e.lost || options_.has_left(e.rank);
-        const bool by_force = gone && !options_.near[static_cast<size_t>(e.rank)];
+        const bool by_force = gone && !options_.near[e.rank];
         param.flags = by_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
         if (gone && !by_force) continue;  // it would wait for the other end
         void* request = ucp_ep_close_nbx(e.ep, &param);
@@ -264,20 +264,20 @@ class UcxCourier final : public Courier {
 
   bool known(int to) {
     const std::lock_guard lock(mutex_);
-    const Endpoint& end = endpoints_[static_cast<size_t>(to)];
+    const Endpoint& end = endpoints_[to];
     return end.ep != nullptr || end.lost;
   }
 
   // Under the lock, as what follows.
   void connect(int to, const std::string& address) {
-    Endpoint& end = endpoints_[static_cast<size_t>(to)];
+    Endpoint& end = endpoints_[to];
     end.courier = this, end.rank = to;
     ucp_ep_params_t params{};
     params.field_mask =
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
     // Shared memory does not notice that the other process has ended. The meeting does (world/meeting.h).
-    params.err_mode = options_.near[static_cast<size_t>(to)] ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
+    params.err_mode = options_.near[to] ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = [](void* of, ucp_ep_h, ucs_status_t status) {
       auto* end = static_cast<Endpoint*>(of);
       end->courier->told(end->rank, status);
@@ -366,13 +366,13 @@ class UcxCourier final : public Courier {
   }
 
   void told(int rank, ucs_status_t status) {
-    Endpoint& end = endpoints_[static_cast<size_t>(rank)];
+    Endpoint& end = endpoints_[rank];
     if (std::exchange(end.lost, true)) return;
     const std::string why = fmt::format("UCX says of the connection to it: {}", ucs_status_string(status));
     if (!options_.doubt(rank, why)) lose(rank, fmt::format("rank {} is lost: {}", rank, why));
   }
   void lose(int rank, const std::string& why) {
-    if (std::exchange(endpoints_[static_cast<size_t>(rank)].lost, true)) return;
+    if (std::exchange(endpoints_[rank].lost, true)) return;
     receiver_.lost(rank, why);
   }
 

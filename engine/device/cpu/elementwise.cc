@@ -83,14 +83,14 @@ Input make_input(const Operand& x, const Dims& out, bool as_integer) {
   for (size_t d = 0; d < out.size(); ++d) {
     if (out[d] == 1) continue;
     const int64_t stride = d >= lead && x.dims[d - lead] != 1 ? strides[d - lead] : 0;
-    auto& last = in.stride[static_cast<size_t>(std::max(in.rank - 1, 0))];
-    auto& last_extent = in.extent[static_cast<size_t>(std::max(in.rank - 1, 0))];
+    auto& last = in.stride[std::max(in.rank - 1, 0)];
+    auto& last_extent = in.extent[std::max(in.rank - 1, 0)];
     if (in.rank > 0 && last == stride * out[d]) {  // also 0 == 0
       last_extent *= out[d];
       last = stride;
     } else {
-      in.extent[static_cast<size_t>(in.rank)] = out[d];
-      in.stride[static_cast<size_t>(in.rank++)] = stride;
+      in.extent[in.rank] = out[d];
+      in.stride[in.rank++] = stride;
     }
   }
   return in;
@@ -194,7 +194,7 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
   std::fill_n(kept, p.inputs.size(), -1);
   const auto inputs = static_cast<int>(p.inputs.size());
   for (int i = 0; i < inputs; ++i) {
-    const Input& in = p.inputs[static_cast<size_t>(i)];
+    const Input& in = p.inputs[i];
     place[i] = slot(i);
     if (in.kind != Input::kScalar) continue;
     const auto fill = [&](auto* to) {
@@ -209,7 +209,7 @@ void run_range(const Program& p, int64_t begin, int64_t end) {
   for (int64_t at = begin; at < end; at += p.tile) {
     const int64_t n = std::min(p.tile, end - at);
     for (int i = 0; i < inputs; ++i) {
-      const Input& in = p.inputs[static_cast<size_t>(i)];
+      const Input& in = p.inputs[i];
       if (in.kind == Input::kDirect)
         place[i] = in.data + at * 4;
       else if (in.kind == Input::kScalar || (in.kind == Input::kPeriodic && keeps(in, at, n, kept[i])))
@@ -273,7 +273,7 @@ Step make_step(const FusedStep& what, const std::vector<bool>& is_int) {
   step.dtype = what.dtype;
   const auto operand = [&](size_t i) { return i < what.operands.size() ? what.operands[i] : -1; };
   step.a = operand(0), step.b = operand(1), step.c = operand(2);
-  const auto is = [&](int i) { return i >= 0 && is_int[static_cast<size_t>(i)]; };
+  const auto is = [&](int i) { return i >= 0 && is_int[i]; };
   const bool to_int = integer(what.dtype);
   if (what.code == OpCode::k_dropout) {
     step.kind = Step::kDropout, step.rate = what.value, step.key = what.key;
@@ -311,10 +311,9 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
   for (size_t i = 0; i < inputs; ++i) is_int[i] = integer(spec.in[i].dtype);
   for (const FusedStep& step : body.steps)
     for (const int i : step.operands)
-      if (i < static_cast<int>(inputs) && (step.code != OpCode::k_cast || integer(step.dtype)))
-        only_cast[static_cast<size_t>(i)] = false;
+      if (i < static_cast<int>(inputs) && (step.code != OpCode::k_cast || integer(step.dtype))) only_cast[i] = false;
   for (const int i : body.results)
-    if (i < static_cast<int>(inputs)) only_cast[static_cast<size_t>(i)] = false;
+    if (i < static_cast<int>(inputs)) only_cast[i] = false;
   for (size_t i = 0; i < inputs; ++i) {
     is_int[i] = is_int[i] && !only_cast[i];
     p.inputs.push_back(make_input(spec.in[i], dims, is_int[i]));
@@ -334,16 +333,14 @@ std::unique_ptr<Kernel> bind_body(const KernelSpec& spec, CpuDevice& device, con
     const int slot = body.results[r];
     const int step = slot - static_cast<int>(inputs);
     // Write in place of the slot, unless a later step reads an input that lies there.
-    bool direct = step >= 0 && y.dtype == DType::kF32 && !is_int[static_cast<size_t>(slot)] &&
-                  !p.steps[static_cast<size_t>(step)].direct;
+    bool direct = step >= 0 && y.dtype == DType::kF32 && !is_int[slot] && !p.steps[step].direct;
     for (size_t s = static_cast<size_t>(step) + 1; direct && s < body.steps.size(); ++s)
       for (const int i : body.steps[s].operands)
-        if (i < static_cast<int>(inputs) && overlap(spec.in[static_cast<size_t>(i)], y.data, p.elements * 4))
-          direct = false;
+        if (i < static_cast<int>(inputs) && overlap(spec.in[i], y.data, p.elements * 4)) direct = false;
     if (direct)
-      p.steps[static_cast<size_t>(step)].direct = static_cast<char*>(y.data);
+      p.steps[step].direct = static_cast<char*>(y.data);
     else
-      p.results.push_back({slot, static_cast<char*>(y.data), y.dtype, is_int[static_cast<size_t>(slot)]});
+      p.results.push_back({slot, static_cast<char*>(y.data), y.dtype, is_int[slot]});
   }
   const int threads = device.threads();
   return make_kernel(0, [p = std::move(p), threads](char*) {

@@ -234,8 +234,8 @@ std::unique_ptr<Kernel> bind_rotary(const KernelSpec& spec, CpuDevice& device) {
     for (int64_t p = 0; p < half; ++p) {
       const double angle = direction * static_cast<double>(moves ? t : global.coordinate(1, t, 0)) *
                            std::pow(base, -2.0 * static_cast<double>(p) / static_cast<double>(d));
-      turn[static_cast<size_t>(2 * t * half + p)] = static_cast<float>(std::cos(angle));
-      turn[static_cast<size_t>((2 * t + 1) * half + p)] = static_cast<float>(std::sin(angle));
+      turn[2 * t * half + p] = static_cast<float>(std::cos(angle));
+      turn[(2 * t + 1) * half + p] = static_cast<float>(std::sin(angle));
     }
   }
   const int64_t n = rows(x);

@@ -84,7 +84,7 @@ class Workers {
  private:
   // Whether the part is this thread's to do: nobody has begun it in this round, nor is the round over.
   bool take(int number, uint32_t round) {
-    std::atomic<uint32_t>& last = taken_[static_cast<size_t>(number)];
+    std::atomic<uint32_t>& last = taken_[number];
     uint32_t known = last.load(std::memory_order_relaxed);
     do {
       if (((round - known) & kRounds) - 1 >= kRounds / 2) return false;  // as late as that, or later

@@ -26,7 +26,7 @@ inline AxisView view_axis(const Dims& dims, int64_t axis) {
   AxisView v;
   for (int64_t i = 0; i < rank; ++i) {
     int64_t& part = i < axis ? v.outer : i == axis ? v.extent : v.inner;
-    part *= dims[static_cast<size_t>(i)];
+    part *= dims[i];
   }
   return v;
 }

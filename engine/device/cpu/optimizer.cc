@@ -245,12 +245,12 @@ std::unique_ptr<Kernel> bind_update(const KernelSpec& spec, CpuDevice& device, c
       u->chunks.push_back({tuple, result, wd, at, std::min(kChunk, count(tuple[0]) - at)});
   }
   return make_kernel(0, [u, threads = device.threads()](char*) {
-    const auto operand = [&](int i) { return i < 0 ? Operand{} : u->in[static_cast<size_t>(i)]; };
+    const auto operand = [&](int i) { return i < 0 ? Operand{} : u->in[i]; };
     const UpdateNumbers now =
         numbers_now(u->settings, operand(u->form.lr), operand(u->form.updates), operand(u->form.scale));
     if (std::isnan(now.clip)) return skip(*u);
     parallel_for(threads, static_cast<int64_t>(u->chunks.size()), 1, [&](int64_t b, int64_t e) {
-      for (int64_t i = b; i < e; ++i) run_chunk(*u, u->chunks[static_cast<size_t>(i)], now);
+      for (int64_t i = b; i < e; ++i) run_chunk(*u, u->chunks[i], now);
     });
   });
 }
@@ -305,7 +305,7 @@ std::unique_ptr<Kernel> bind_unscale(const KernelSpec& spec, CpuDevice& device) 
             sum += to[i] * 0;
           }
         }
-        (*bad)[static_cast<size_t>(c)] = sum != 0;
+        (*bad)[c] = sum != 0;
       }
     });
     const bool any = std::any_of(bad->begin(), bad->end(), [](char b) { return b != 0; });

@@ -80,8 +80,8 @@ TapList taps_of(const Window& w, bool backward, bool include_pad) {
   std::vector<int64_t> inside(static_cast<size_t>(w.outputs), 0);
   std::vector<int64_t> count(static_cast<size_t>(backward ? w.inputs : w.outputs), 0);
   each_pair(w, [&](int64_t output, int64_t input, int32_t) {
-    ++inside[static_cast<size_t>(output)];
-    ++count[static_cast<size_t>(backward ? input : output)];
+    ++inside[output];
+    ++count[backward ? input : output];
   });
   TapList list;
   for (const int64_t c : count) {
@@ -92,10 +92,10 @@ TapList taps_of(const Window& w, bool backward, bool include_pad) {
   list.from.resize(total), list.number.resize(total), list.scale.resize(total);
   std::vector<int64_t> next(list.begin.begin(), list.begin.end() - 1);
   each_pair(w, [&](int64_t output, int64_t input, int32_t number) {
-    const auto at = static_cast<size_t>(next[static_cast<size_t>(backward ? input : output)]++);
+    const auto at = static_cast<size_t>(next[backward ? input : output]++);
     list.from[at] = backward ? output : input;
     list.number[at] = number;
-    list.scale[at] = 1.0f / static_cast<float>(include_pad ? whole : inside[static_cast<size_t>(output)]);
+    list.scale[at] = 1.0f / static_cast<float>(include_pad ? whole : inside[output]);
   });
   return list;
 }
@@ -110,7 +110,7 @@ void each_position(const CpuDevice& device, const TapList& list, const char* fro
     auto** taps = reinterpret_cast<const void**>(scratch) + list.most * omp_get_thread_num();
     for (int64_t p = first; p < last; ++p) {
       const int64_t sample = p / positions;
-      const auto begin = static_cast<size_t>(list.begin[static_cast<size_t>(p % positions)]);
+      const auto begin = static_cast<size_t>(list.begin[p % positions]);
       const auto end = static_cast<size_t>(list.begin[static_cast<size_t>(p % positions) + 1]);
       for (size_t t = begin; t < end; ++t)
         taps[t - begin] = from + (sample * operand_positions + list.from[t]) * row_bytes;

@@ -371,7 +371,7 @@ std::unique_ptr<Kernel> bind_sum_of_squares(const KernelSpec& spec, CpuDevice& d
     auto* part = reinterpret_cast<double*>(scratch);
     parallel_for(threads, static_cast<int64_t>(blocks.size()), 2, [&](int64_t b, int64_t e) {
       for (int64_t i = b; i < e; ++i) {
-        const Block& block = blocks[static_cast<size_t>(i)];
+        const Block& block = blocks[i];
         part[i] = sum_of_squares(block.dtype, block.data, block.at, block.n);
       }
     });

@@ -185,7 +185,7 @@ std::unique_ptr<Kernel> bind_rows(const KernelSpec& spec, CpuDevice& device, con
   u->form = form;
   u->settings = rule_settings(form.rule, *spec.attrs);
   u->mean = attr_bool(*spec.attrs, "mean");
-  const auto operand = [&](int i) { return i < 0 ? Operand{} : spec.in[static_cast<size_t>(i)]; };
+  const auto operand = [&](int i) { return i < 0 ? Operand{} : spec.in[i]; };
   u->lr = operand(0), u->updates = operand(form.updates), u->scale = operand(form.first - 1);
   size_t scratch = 0;
   int64_t tasks = 0;  // of the table with the most ids
@@ -205,7 +205,7 @@ std::unique_ptr<Kernel> bind_rows(const KernelSpec& spec, CpuDevice& device, con
       std::memcpy(to.data, from.data, static_cast<size_t>(count(from) * size_of(from.dtype)));
     if (std::isnan(now.clip)) return;
     const auto tables = static_cast<int64_t>(u->tables.size());
-    const auto table = [&](int64_t i) -> const Table& { return u->tables[static_cast<size_t>(i)]; };
+    const auto table = [&](int64_t i) -> const Table& { return u->tables[i]; };
     parallel_tasks(threads, tables, [&](int64_t i, int) { coalesce(table(i), chains_of(table(i), area)); });
     parallel_tasks(threads, tables * tasks, [&](int64_t i, int) {
       const Table& t = table(i / tasks);
@@ -269,7 +269,7 @@ std::unique_ptr<Kernel> bind_split_sgd(const KernelSpec& spec, CpuDevice& device
     const UpdateNumbers now = numbers_now(settings, lr, {}, scale);
     if (std::isnan(now.clip)) return;
     parallel_for(threads, static_cast<int64_t>(chunks.size()), 1, [&](int64_t b, int64_t e) {
-      for (int64_t i = b; i < e; ++i) run_split(chunks[static_cast<size_t>(i)], now);
+      for (int64_t i = b; i < e; ++i) run_split(chunks[i], now);
     });
   });
 }

@@ -102,7 +102,7 @@ void StridedCopy::range(const char* from, char* to, int64_t begin, int64_t end) 
     const int64_t rows = std::min(row_.extent - r0, end - begin);
     int64_t x = r0 * row_.from, y = r0 * row_.to, rest = plane;
     for (int d = rank_ - 1; d >= 0; --d) {
-      const Axis& axis = axes_[static_cast<size_t>(d)];
+      const Axis& axis = axes_[d];
       x += rest % axis.extent * axis.from;
       y += rest % axis.extent * axis.to;
       rest /= axis.extent;

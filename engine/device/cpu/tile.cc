@@ -469,7 +469,7 @@ void random_words(const RandomStream& stream, uint64_t first, uint32_t* words, i
   i += 4 * done;
   for (int64_t k = done; i < n; ++k) {
     const PhiloxBlock four = stream.block(block + static_cast<uint64_t>(k));
-    for (int j = 0; j < 4 && i < n; ++j) words[i++] = four[static_cast<size_t>(j)];
+    for (int j = 0; j < 4 && i < n; ++j) words[i++] = four[j];
   }
 }
 

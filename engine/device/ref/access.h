@@ -133,10 +133,10 @@ struct Out {
 using Values = std::vector<double>;
 inline Values room(int64_t count) { return Values(static_cast<size_t>(count)); }
 inline void read(const In& in, Values& values) {
-  for (int64_t i = 0; i < in.count; ++i) values[static_cast<size_t>(i)] = in[i];
+  for (int64_t i = 0; i < in.count; ++i) values[i] = in[i];
 }
 inline void write(const Out& out, const Values& values) {
-  for (int64_t i = 0; i < out.count; ++i) out.set(i, values[static_cast<size_t>(i)]);
+  for (int64_t i = 0; i < out.count; ++i) out.set(i, values[i]);
 }
 
 }  // namespace whale::ref

@@ -88,13 +88,13 @@ struct Problem {
 
 double dot(const Values& a, int64_t i, const Values& b, int64_t j, int64_t d) {
   double sum = 0;
-  for (int64_t e = 0; e < d; ++e) sum += a[static_cast<size_t>(i + e)] * b[static_cast<size_t>(j + e)];
+  for (int64_t e = 0; e < d; ++e) sum += a[i + e] * b[j + e];
   return sum;
 }
 
 // to[i..] += x * from[j..]
 void add_scaled(Values& to, int64_t i, double x, const Values& from, int64_t j, int64_t d) {
-  for (int64_t e = 0; e < d; ++e) to[static_cast<size_t>(i + e)] += x * from[static_cast<size_t>(j + e)];
+  for (int64_t e = 0; e < d; ++e) to[i + e] += x * from[j + e];
 }
 
 // q, k and v as numbers; packed operands are read once.
@@ -137,18 +137,17 @@ Body bind_attention(const KernelSpec& spec) {
           const int64_t visible = p.visible(i);
           double top = -std::numeric_limits<double>::infinity(), sum = 0;
           for (int64_t j = 0; j < visible; ++j) {
-            scores[static_cast<size_t>(j)] = source.score(p, b, h, i, j);
-            top = max_nan(top, scores[static_cast<size_t>(j)]);
+            scores[j] = source.score(p, b, h, i, j);
+            top = max_nan(top, scores[j]);
           }
           std::fill(row.begin(), row.end(), 0.0);
           const bool any = !(std::isinf(top) && top < 0);  // no key at all: zeros
           for (int64_t j = 0; any && j < visible; ++j) {
-            const double e = std::exp(scores[static_cast<size_t>(j)] - top);
+            const double e = std::exp(scores[j] - top);
             sum += e;
             add_scaled(row, 0, e * p.keep(random, b, h, i, j), source.values(), p.v.at(b, j, p.kv_head(h)), p.dv);
           }
-          for (int64_t e = 0; e < p.dv; ++e)
-            y.set(((b * p.tq + i) * p.heads + h) * p.dv + e, any ? row[static_cast<size_t>(e)] / sum : 0);
+          for (int64_t e = 0; e < p.dv; ++e) y.set(((b * p.tq + i) * p.heads + h) * p.dv + e, any ? row[e] / sum : 0);
           if (lses.present()) lses.set((b * p.heads + h) * p.tq + i, any ? top + std::log(sum) : top);
         }
       }
@@ -164,52 +163,52 @@ Body bind_attention_grad(const KernelSpec& spec) {
   Results results(spec);
   const Out dq = results.take(), dk = results.take(!p.packed), dv = results.take(!p.packed);
   const Out dbias = results.take(attr_bool(*spec.attrs, "bias_grad") && input(spec, 6).present());
-  return [=, source = Sources(spec, 1, 6, p.packed), douts = room(dout.count), dqs = room(dq.count),
-          dks = room(dk.count), dvs = room(dv.count), dbiases = room(dbias.count), ps = room(p.tk),
-          dps = room(p.tk)]() mutable {
-    source.load();
-    read(dout, douts);
-    for (Values* sums : {&dqs, &dks, &dvs, &dbiases}) std::fill(sums->begin(), sums->end(), 0.0);
-    Values& dkeys = p.packed ? dqs : dks;
-    Values& dvalues = p.packed ? dqs : dvs;
-    const RandomStream random = p.random();
-    for (int64_t b = 0; b < p.batch; ++b) {
-      for (int64_t h = 0; h < p.heads; ++h) {
-        for (int64_t i = 0; i < p.tq; ++i) {
-          const double lse = lses[(b * p.heads + h) * p.tq + i];
-          const int64_t visible = std::isinf(lse) && lse < 0 ? 0 : p.visible(i);
-          const int64_t out_row = ((b * p.tq + i) * p.heads + h) * p.dv, q_row = p.q.at(b, i, h);
-          double total = 0;
-          for (int64_t e = 0; e < p.dv; ++e) total += douts[static_cast<size_t>(out_row + e)] * y[out_row + e];
-          for (int64_t j = 0; j < visible; ++j) ps[static_cast<size_t>(j)] = source.score(p, b, h, i, j);
-          double top = lse, sum = 1;
-          if (p.tk == p.keys && std::abs(lse) >= kExactLse) {
-            top = -std::numeric_limits<double>::infinity(), sum = 0;
-            for (int64_t j = 0; j < visible; ++j) top = max_nan(top, ps[static_cast<size_t>(j)]);
-            for (int64_t j = 0; j < visible; ++j) sum += std::exp(ps[static_cast<size_t>(j)] - top);
-          }
-          for (int64_t j = 0; j < visible; ++j) {
-            const int64_t v_row = p.v.at(b, j, p.kv_head(h));
-            const double probability = std::exp(ps[static_cast<size_t>(j)] - top) / sum, z = p.keep(random, b, h, i, j);
-            add_scaled(dvalues, v_row, probability * z, douts, out_row, p.dv);
-            ps[static_cast<size_t>(j)] = probability;
-            dps[static_cast<size_t>(j)] = z * dot(douts, out_row, source.values(), v_row, p.dv);
-          }
-          for (int64_t j = 0; j < visible; ++j) {
-            const double ds = ps[static_cast<size_t>(j)] * (dps[static_cast<size_t>(j)] - total);
-            const int64_t k_row = p.k.at(b, j, p.kv_head(h));
-            add_scaled(dqs, q_row, ds * p.scale, source.keys(), k_row, p.d);
-            add_scaled(dkeys, k_row, ds * p.scale, source.qs, q_row, p.d);
-            if (dbias.present()) dbiases[static_cast<size_t>(p.bias_at(b, h, i, j))] += ds;
+  return
+      [=, source = Sources(spec, 1, 6, p.packed), douts = room(dout.count), dqs = room(dq.count), dks = room(dk.count),
+       dvs = room(dv.count), dbiases = room(dbias.count), ps = room(p.tk), dps = room(p.tk)]() mutable {
+        source.load();
+        read(dout, douts);
+        for (Values* sums : {&dqs, &dks, &dvs, &dbiases}) std::fill(sums->begin(), sums->end(), 0.0);
+        Values& dkeys = p.packed ? dqs : dks;
+        Values& dvalues = p.packed ? dqs : dvs;
+        const RandomStream random = p.random();
+        for (int64_t b = 0; b < p.batch; ++b) {
+          for (int64_t h = 0; h < p.heads; ++h) {
+            for (int64_t i = 0; i < p.tq; ++i) {
+              const double lse = lses[(b * p.heads + h) * p.tq + i];
+              const int64_t visible = std::isinf(lse) && lse < 0 ? 0 : p.visible(i);
+              const int64_t out_row = ((b * p.tq + i) * p.heads + h) * p.dv, q_row = p.q.at(b, i, h);
+              double total = 0;
+              for (int64_t e = 0; e < p.dv; ++e) total += douts[out_row + e] * y[out_row + e];
+              for (int64_t j = 0; j < visible; ++j) ps[j] = source.score(p, b, h, i, j);
+              double top = lse, sum = 1;
+              if (p.tk == p.keys && std::abs(lse) >= kExactLse) {
+                top = -std::numeric_limits<double>::infinity(), sum = 0;
+                for (int64_t j = 0; j < visible; ++j) top = max_nan(top, ps[j]);
+                for (int64_t j = 0; j < visible; ++j) sum += std::exp(ps[j] - top);
+              }
+              for (int64_t j = 0; j < visible; ++j) {
+                const int64_t v_row = p.v.at(b, j, p.kv_head(h));
+                const double probability = std::exp(ps[j] - top) / sum, z = p.keep(random, b, h, i, j);
+                add_scaled(dvalues, v_row, probability * z, douts, out_row, p.dv);
+                ps[j] = probability;
+                dps[j] = z * dot(douts, out_row, source.values(), v_row, p.dv);
+              }
+              for (int64_t j = 0; j < visible; ++j) {
+                const double ds = ps[j] * (dps[j] - total);
+                const int64_t k_row = p.k.at(b, j, p.kv_head(h));
+                add_scaled(dqs, q_row, ds * p.scale, source.keys(), k_row, p.d);
+                add_scaled(dkeys, k_row, ds * p.scale, source.qs, q_row, p.d);
+                if (dbias.present()) dbiases[p.bias_at(b, h, i, j)] += ds;
+              }
+            }
           }
         }
-      }
-    }
-    write(dq, dqs);
-    if (dk.present()) write(dk, dks);
-    if (dv.present()) write(dv, dvs);
-    if (dbias.present()) write(dbias, dbiases);
-  };
+        write(dq, dqs);
+        if (dk.present()) write(dk, dks);
+        if (dv.present()) write(dv, dvs);
+        if (dbias.present()) write(dbias, dbiases);
+      };
 }
 
 Body bind_attention_merge(const KernelSpec& spec) {

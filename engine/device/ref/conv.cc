@@ -45,7 +45,7 @@ Body bind_conv(const KernelSpec& spec) {
   return [=, xs = room(x.count), ws = room(w.count), ys = room(y.count)]() mutable {
     read(x, xs);
     read(w, ws);
-    for (int64_t i = 0; i < y.count; ++i) ys[static_cast<size_t>(i)] = bias.present() ? bias[i % conv.filters] : 0.0;
+    for (int64_t i = 0; i < y.count; ++i) ys[i] = bias.present() ? bias[i % conv.filters] : 0.0;
     conv.each([&](size_t iy, size_t iw, size_t ix, size_t count) {
       for (size_t c = 0; c < count; ++c) ys[iy] += xs[ix + c] * ws[iw + c];
     });
@@ -75,7 +75,7 @@ Body bind_conv_transpose(const KernelSpec& spec) {
   return [=, xs = room(x.count), ws = room(w.count), ys = room(y.count)]() mutable {
     read(x, xs);
     read(w, ws);
-    for (int64_t i = 0; i < y.count; ++i) ys[static_cast<size_t>(i)] = bias.present() ? bias[i % conv.channels] : 0.0;
+    for (int64_t i = 0; i < y.count; ++i) ys[i] = bias.present() ? bias[i % conv.channels] : 0.0;
     conv.each([&](size_t ix, size_t iw, size_t iy, size_t count) {
       for (size_t o = 0; o < count; ++o) ys[iy + o] += xs[ix] * ws[iw + o];
     });
@@ -98,8 +98,7 @@ Body bind_grad_weight(const KernelSpec& spec) {
     write(dw, dws);
     if (!dbias.present()) return;
     std::fill(dbiases.begin(), dbiases.end(), 0.0);
-    for (int64_t i = 0; i < dy.count; ++i)
-      dbiases[static_cast<size_t>(i % conv.filters)] += dys[static_cast<size_t>(i)];
+    for (int64_t i = 0; i < dy.count; ++i) dbiases[i % conv.filters] += dys[i];
     write(dbias, dbiases);
   };
 }

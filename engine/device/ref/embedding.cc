@@ -37,7 +37,7 @@ Body bind_embedding_grad(const KernelSpec& spec) {
     for (int64_t i = 0; i < ids.count; ++i) {
       const int64_t id = ids.integer(i) - begin;
       if (id < 0 || id >= rows) continue;
-      for (int64_t e = 0; e < width; ++e) sum[static_cast<size_t>(id * width + e)] += dy[i * width + e];
+      for (int64_t e = 0; e < width; ++e) sum[id * width + e] += dy[i * width + e];
     }
     write(dtable, sum);
   };

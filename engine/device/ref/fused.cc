@@ -34,7 +34,7 @@ Body bind_fused(const KernelSpec& spec) {
   std::vector<DType> dtypes;
   for (const Operand& x : spec.in) dtypes.push_back(x.dtype);
   for (const FusedStep& step : body.steps) {
-    const DType from = dtypes[static_cast<size_t>(step.operands.at(0))];
+    const DType from = dtypes[step.operands.at(0)];
     steps.push_back({scalar(step.code, from, step.dtype), step, is_integer(step.dtype)});
     if (!steps.back().function && step.code != OpCode::k_dropout)
       throw unimplemented("op '{}' fuses {} of {}, which the ref device does not know", spec.name, def(step.code).name,
@@ -60,7 +60,7 @@ Body bind_fused(const KernelSpec& spec) {
       for (size_t s = 0; s < steps.size(); ++s) {
         const auto& [function, what, whole] = steps[s];
         Number x[3];
-        for (size_t n = 0; n < what.operands.size(); ++n) x[n] = value[static_cast<size_t>(what.operands[n])];
+        for (size_t n = 0; n < what.operands.size(); ++n) x[n] = value[what.operands[n]];
         Number& y = value[inputs + s];
         y = function ? function(x) : Number{dropped(what, x[0].real, *parameters, global(i, row->batch_begin))};
         if (whole)
@@ -68,7 +68,7 @@ Body bind_fused(const KernelSpec& spec) {
         else
           y.real = rounded(what.dtype, y.real);
       }
-      for (size_t n = 0; n < outs.size(); ++n) outs[n].set(i, value[static_cast<size_t>(body.results[n])]);
+      for (size_t n = 0; n < outs.size(); ++n) outs[n].set(i, value[body.results[n]]);
     });
   };
 }

@@ -42,8 +42,7 @@ Body bind_gather_grad(const KernelSpec& spec) {
         const int64_t at = indices.integer(i) - begin;
         if (at < 0 || at >= shape.extent) continue;
         for (int64_t e = 0; e < shape.inner; ++e)
-          sum[static_cast<size_t>((o * shape.extent + at) * shape.inner + e)] +=
-              dy[(o * indices.count + i) * shape.inner + e];
+          sum[(o * shape.extent + at) * shape.inner + e] += dy[(o * indices.count + i) * shape.inner + e];
       }
     }
     write(dx, sum);
@@ -104,7 +103,7 @@ Body bind_top_k_of(const KernelSpec& spec) {
       std::iota(order.begin(), order.end(), int64_t{0});
       std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
       for (int64_t i = 0; i < k; ++i) {
-        const int64_t at = order[static_cast<size_t>(i)];
+        const int64_t at = order[i];
         values.set(r * k + i, value(at));
         indices.set(r * k + i, at);
       }

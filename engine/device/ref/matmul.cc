@@ -23,8 +23,7 @@ struct Matrices {
     for (int64_t c = 0; c < count; ++c)
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < columns; ++j)
-          values[static_cast<size_t>((c * rows + i) * columns + j)] =
-              x[c * size() + (transposed ? j * rows + i : i * columns + j)];
+          values[(c * rows + i) * columns + j] = x[c * size() + (transposed ? j * rows + i : i * columns + j)];
   }
 };
 
@@ -41,13 +40,13 @@ Body bind_matmul(const KernelSpec& spec) {
     const int64_t n = bs.columns;
     for (int64_t i = 0; i < as.count * as.rows; ++i) {
       const double* weights = right.data() + (shared ? 0 : i / as.rows * bs.size());
-      for (int64_t j = 0; j < n; ++j) row[static_cast<size_t>(j)] = bias.present() ? bias[j] : 0.0;
+      for (int64_t j = 0; j < n; ++j) row[j] = bias.present() ? bias[j] : 0.0;
       for (int64_t k = 0; k < as.columns; ++k) {
-        const double x = left[static_cast<size_t>(i * as.columns + k)];
-        for (int64_t j = 0; j < n; ++j) row[static_cast<size_t>(j)] += x * weights[k * n + j];
+        const double x = left[i * as.columns + k];
+        for (int64_t j = 0; j < n; ++j) row[j] += x * weights[k * n + j];
       }
       for (int64_t j = 0; j < n; ++j) {
-        const double sum = row[static_cast<size_t>(j)];
+        const double sum = row[j];
         y.set(i * n + j, finish ? finish(sum) : sum);
       }
     }
@@ -67,16 +66,15 @@ Body bind_weight_grad(const KernelSpec& spec) {
     std::fill(sum.begin(), sum.end(), 0.0);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t i = 0; i < k; ++i) {
-        const double x = left[static_cast<size_t>(r * k + i)];
-        for (int64_t j = 0; j < n; ++j)
-          sum[static_cast<size_t>(i * n + j)] += x * right[static_cast<size_t>(r * n + j)];
+        const double x = left[r * k + i];
+        for (int64_t j = 0; j < n; ++j) sum[i * n + j] += x * right[r * n + j];
       }
     }
     for (int64_t i = 0; i < k; ++i)
-      for (int64_t j = 0; j < n; ++j) dw.set(transpose ? j * k + i : i * n + j, sum[static_cast<size_t>(i * n + j)]);
+      for (int64_t j = 0; j < n; ++j) dw.set(transpose ? j * k + i : i * n + j, sum[i * n + j]);
     for (int64_t j = 0; dbias.present() && j < n; ++j) {
       double total = 0;
-      for (int64_t r = 0; r < rows; ++r) total += right[static_cast<size_t>(r * n + j)];
+      for (int64_t r = 0; r < rows; ++r) total += right[r * n + j];
       dbias.set(j, total);
     }
   };

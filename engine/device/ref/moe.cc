@@ -33,16 +33,16 @@ struct Router {
         if (std::find(chosen.begin(), chosen.begin() + j, e) != chosen.begin() + j) continue;
         if (best < 0 || logits[t * experts + e] > logits[t * experts + best]) best = e;
       }
-      chosen[static_cast<size_t>(j)] = best;
+      chosen[j] = best;
     }
   }
   // What the probabilities of the choices are divided by.
   double divisor(const Values& p, const std::vector<int64_t>& chosen) const {
     double sum = 0;
-    for (const int64_t e : chosen) sum += p[static_cast<size_t>(e)];
+    for (const int64_t e : chosen) sum += p[e];
     return normalize ? sum : 1;
   }
-  static double& at(Values& v, int64_t i) { return v[static_cast<size_t>(i)]; }
+  static double& at(Values& v, int64_t i) { return v[i]; }
 };
 
 Body bind_gate(const KernelSpec& spec) {
@@ -61,15 +61,15 @@ Body bind_gate(const KernelSpec& spec) {
         for (int64_t e = 0; e < r.experts; ++e) r.at(mean, e) += r.at(p, e) / static_cast<double>(r.tokens);
         r.at(first, chosen[0]) += 1 / static_cast<double>(r.tokens);
         for (int64_t j = 0; j < r.k; ++j) {
-          const int64_t e = chosen[static_cast<size_t>(j)];
-          choices[static_cast<size_t>(s * r.k + j)] = e;
+          const int64_t e = chosen[j];
+          choices[s * r.k + j] = e;
           weight.set(t * r.k + j, r.at(p, e) / divisor);
         }
       }
       int64_t full = 0;
       for (int64_t j = 0; j < r.k; ++j) {
         for (int64_t s = 0; s < r.tokens; ++s) {
-          const int64_t e = choices[static_cast<size_t>(s * r.k + j)], i = (g * r.tokens + s) * r.k + j;
+          const int64_t e = choices[s * r.k + j], i = (g * r.tokens + s) * r.k + j;
           const auto place = static_cast<int64_t>(r.at(taken, e)++);
           slot.set(i, place < r.capacity ? static_cast<double>(e * r.capacity + place) : -1);
           if (place >= r.capacity) weight.set(i, 0), ++full;
@@ -107,8 +107,8 @@ Body bind_gate_grad(const KernelSpec& spec) {
         };
         double shared = 0;  // what raising the divisor costs
         if (r.normalize)
-          for (int64_t j = 0; j < r.k; ++j) shared += given(j) * (r.at(p, chosen[static_cast<size_t>(j)]) / divisor);
-        for (int64_t j = 0; j < r.k; ++j) r.at(dp, chosen[static_cast<size_t>(j)]) += (given(j) - shared) / divisor;
+          for (int64_t j = 0; j < r.k; ++j) shared += given(j) * (r.at(p, chosen[j]) / divisor);
+        for (int64_t j = 0; j < r.k; ++j) r.at(dp, chosen[j]) += (given(j) - shared) / divisor;
         double inner = 0;
         for (int64_t e = 0; e < r.experts; ++e) inner += r.at(p, e) * r.at(dp, e);
         for (int64_t e = 0; e < r.experts; ++e) dlogits.set(t * r.experts + e, r.at(p, e) * (r.at(dp, e) - inner));

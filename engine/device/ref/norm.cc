@@ -50,8 +50,8 @@ Body bind_layer_norm_grad(const KernelSpec& spec) {
         gx += scaled(j) * xhat(j) / d;
       }
       for (int64_t j = 0; j < shape.width; ++j) {
-        gamma_sum[static_cast<size_t>(j)] += dy[row + j] * xhat(j);
-        beta_sum[static_cast<size_t>(j)] += dy[row + j];
+        gamma_sum[j] += dy[row + j] * xhat(j);
+        beta_sum[j] += dy[row + j];
         dx.set(row + j, rstd * (scaled(j) - g - xhat(j) * gx));
       }
     }
@@ -94,7 +94,7 @@ Body bind_rms_norm_grad(const KernelSpec& spec) {
       for (int64_t j = 0; j < shape.width; ++j) gx += scaled(j) * x[row + j] * rstd / d;
       for (int64_t j = 0; j < shape.width; ++j) {
         const double xhat = x[row + j] * rstd;
-        gamma_sum[static_cast<size_t>(j)] += dy[row + j] * xhat;
+        gamma_sum[j] += dy[row + j] * xhat;
         dx.set(row + j, rstd * (scaled(j) - xhat * gx));
       }
     }

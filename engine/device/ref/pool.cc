@@ -62,7 +62,7 @@ Body bind_max_grad(const KernelSpec& spec) {
     std::fill(sums.begin(), sums.end(), 0.0);
     pool.each([&](int64_t n, int64_t at, int64_t c) {
       const int64_t from = pool.window.source(at, index.integer(pool.y_at(n, at, c)));
-      if (from >= 0) sums[static_cast<size_t>(pool.x_at(n, from, c))] += dy[pool.y_at(n, at, c)];
+      if (from >= 0) sums[pool.x_at(n, from, c)] += dy[pool.y_at(n, at, c)];
     });
     write(dx, sums);
   };
@@ -94,7 +94,7 @@ Body bind_average_grad(const KernelSpec& spec) {
       const double share = dy[pool.y_at(n, at, c)] / pool.count(at);
       for (int64_t tap = 0; tap < pool.window.taps(); ++tap) {
         const int64_t from = pool.window.source(at, tap);
-        if (from >= 0) sums[static_cast<size_t>(pool.x_at(n, from, c))] += share;
+        if (from >= 0) sums[pool.x_at(n, from, c)] += share;
       }
     });
     write(dx, sums);

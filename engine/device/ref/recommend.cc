@@ -45,8 +45,7 @@ Body bind_embedding_bag_grad(const KernelSpec& spec) {
     for (int64_t i = 0; i < bags.count * bags.bag; ++i) {
       const int64_t id = bags.ids.integer(i) - begin;
       if (id < 0 || id >= rows) continue;
-      for (int64_t e = 0; e < width; ++e)
-        sum[static_cast<size_t>(id * width + e)] += dy[i / bags.bag * width + e] * bags.scale;
+      for (int64_t e = 0; e < width; ++e) sum[id * width + e] += dy[i / bags.bag * width + e] * bags.scale;
     }
     write(dtable, sum);
   };
@@ -84,8 +83,8 @@ Body bind_pairwise_dot_grad(const KernelSpec& spec) {
       for (int64_t i = 0; i < n; ++i) {
         double sum = 0;
         for (int64_t j = 0; j < n; ++j)
-          if (i != j) sum += pair(std::max(i, j), std::min(i, j)) * x[static_cast<size_t>(j)][k];
-        dx[static_cast<size_t>(i)].set(k, sum);
+          if (i != j) sum += pair(std::max(i, j), std::min(i, j)) * x[j][k];
+        dx[i].set(k, sum);
       }
     }
   };

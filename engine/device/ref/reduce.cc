@@ -38,10 +38,10 @@ Body bind_fold(const KernelSpec& spec, T start, Fold<T> fold, T scale = 1) {
   return [=, sums = std::vector<T>(static_cast<size_t>(y.count))]() mutable {
     std::fill(sums.begin(), sums.end(), start);
     walk.each([&](int64_t i, const auto& at) {
-      T& sum = sums[static_cast<size_t>(at[0])];
+      T& sum = sums[at[0]];
       sum = fold(sum, x.as<T>(i));
     });
-    for (int64_t i = 0; i < y.count; ++i) y.set(i, sums[static_cast<size_t>(i)] * scale);
+    for (int64_t i = 0; i < y.count; ++i) y.set(i, sums[i] * scale);
   };
 }
 

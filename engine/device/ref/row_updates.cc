@@ -82,12 +82,11 @@ void update_rows(Table& t, Rule rule, Numbers n, double scale, const Attrs& attr
   for (int64_t i = 0; i < t.ids.count; ++i) {
     const int64_t id = t.ids.integer(i) - begin;
     if (id < 0 || id >= t.rows) continue;
-    t.named[static_cast<size_t>(id)] = 1;
-    for (int64_t e = 0; e < t.width; ++e)
-      t.sums[static_cast<size_t>(id * t.width + e)] += scale * t.dy[i / t.bag * t.width + e];
+    t.named[id] = 1;
+    for (int64_t e = 0; e < t.width; ++e) t.sums[id * t.width + e] += scale * t.dy[i / t.bag * t.width + e];
   }
   for (int64_t i = 0; i < t.rows * t.width; ++i)
-    if (t.named[static_cast<size_t>(i / t.width)]) rule(t.cells, i, t.sums[static_cast<size_t>(i)], n, attrs);
+    if (t.named[i / t.width]) rule(t.cells, i, t.sums[i], n, attrs);
 }
 
 double decay_of(const KernelSpec& spec, size_t tuple) {
