@@ -29,10 +29,11 @@ namespace {
 // `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
 Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                double memory_price, bool last) {
-  Prepared prepared = prepare(graph, devices, options, memory_price);
-  auto& [source, scoped, micro_batches] = prepared;
+  Scoped scoped = prepare(graph, devices, options, memory_price);
+  Graph source = source_of(graph, options);
+  source.training.accumulation = scoped.graph.training.accumulation;
   const Passes passes{options, scoped.tasks, gradients_of(options)};
-  Plan plan = outline(prepared, scoped, devices, options, memory_price);
+  Plan plan = outline(scoped, devices, options, memory_price);
   const std::vector<uint8_t> file = serialize(graph);  // its training included
   plan.model_hash = hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
 
@@ -137,8 +138,8 @@ std::optional<Plan> plan_with_rooms(const Graph& graph, const std::vector<Device
     const double price = nearest.plan->memory_price;
     const Entry* entry = nearest.plan->find_entry(nearest.shortage.entry, batch_of(graph));
     if (entry == nullptr && !nearest.plan->entries.empty()) entry = &nearest.plan->entries[0];
-    if (entry == nullptr || !rooms.see(prepare(graph, devices, nearest.options, price).scoped.tasks,
-                                       held_by_devices(*nearest.plan, *entry)))
+    if (entry == nullptr ||
+        !rooms.see(prepare(graph, devices, nearest.options, price).tasks, held_by_devices(*nearest.plan, *entry)))
       return std::nullopt;
     CompileOptions options = nearest.options;
     rooms.put_into(options);

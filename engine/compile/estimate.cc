@@ -21,16 +21,17 @@ namespace whale {
 namespace {
 
 // Where what is asked for is the same in all layers.
-std::optional<Condensed> condensed_form(const Prepared& p, const CompileOptions& options, size_t more,
+std::optional<Condensed> condensed_form(const Scoped& scoped, const CompileOptions& options, size_t more,
                                         const std::vector<int32_t>& kinds) {
-  const bool waits = p.scoped.tasks.stages() > 1 && p.micro_batches == 1;  // whole stages for each other
-  const bool late = !p.scoped.tasks.schedule.empty() && schedule_rule(p.scoped.tasks.schedule).split_backward;
-  if (waits || late || !p.scoped.tasks.replicas.empty() || options.prefetch || options.exact || options.adasum ||
+  const bool waits =
+      scoped.tasks.stages() > 1 && scoped.graph.training.accumulation == 1;  // whole stages for each other
+  const bool late = !scoped.tasks.schedule.empty() && schedule_rule(scoped.tasks.schedule).split_backward;
+  if (waits || late || !scoped.tasks.replicas.empty() || options.prefetch || options.exact || options.adasum ||
       options.offload || !options.fetch.empty() || !options.stage_recompute.empty())
     return std::nullopt;
   constexpr double kBuckets = 2;  // that the gradients of a layer fill
-  return condense(p.scoped.graph, p.scoped.tasks,
-                  kBuckets * static_cast<double>(bucket_bytes(p.scoped.tasks.cost, options)), more, kinds);
+  return condense(scoped.graph, scoped.tasks, kBuckets * static_cast<double>(bucket_bytes(scoped.tasks.cost, options)),
+                  more, kinds);
 }
 
 // A model's first entry, or that of its condensed form, as far as estimates need it.
@@ -38,11 +39,11 @@ struct Lowered {
   ShardedGraph lg;
   Plan plan;
 };
-Lowered lowered(const Prepared& p, Scoped scoped, Detail detail, const std::vector<DeviceSpec>& devices,
-                const CompileOptions& options, double memory_price, const std::vector<DeviceSpec>& few = {}) {
+Lowered lowered(Scoped scoped, Detail detail, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+                double memory_price, const std::vector<DeviceSpec>& few = {}) {
   const Passes passes{options, scoped.tasks, gradients_of(options), false};
-  const char* name = trains(p.source) ? "train" : "eval";
-  Plan plan = outline(p, scoped, devices, options, memory_price);
+  const char* name = trains(scoped.graph) ? "train" : "eval";
+  Plan plan = outline(scoped, devices, options, memory_price);
   ShardedGraph lg =
       passes.on_shardings(passes.on_graph(std::move(scoped.graph), name), name, plan.micro_batches, nullptr);
   plan.variables = variables_of(lg);
@@ -97,14 +98,14 @@ bool tell_all(const Few& few, Few& more) {
 }
 
 // Few layers say what all do where one more says the same of them, and is itself what they say of it; else none.
-std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<DeviceSpec>& devices,
+std::optional<Estimate> condensed_estimate(const Scoped& scoped, const std::vector<DeviceSpec>& devices,
                                            const CompileOptions& options, double memory_price, Care care) {
-  const TaskGraphs& tasks = p.scoped.tasks;
+  const TaskGraphs& tasks = scoped.tasks;
   const std::vector<int32_t> kinds = kinds_of(devices);
   const auto with_more = [&](size_t more) -> std::optional<Few> {
-    std::optional<Condensed> form = condensed_form(p, options, more, kinds);
+    std::optional<Condensed> form = condensed_form(scoped, options, more, kinds);
     if (!form) return std::nullopt;
-    Lowered plan = lowered(p, {form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price,
+    Lowered plan = lowered({form->graph, form->tasks}, Detail::kFiguresOfFew, devices, options, memory_price,
                            devices_of(*form, tasks, devices));
     Estimate estimate = estimate_of(*form, tasks, plan.lg, plan.plan);
     return Few{std::move(*form), std::move(plan), std::move(estimate)};
@@ -126,21 +127,21 @@ std::optional<Estimate> condensed_estimate(const Prepared& p, const std::vector<
   return std::nullopt;
 }
 
-Estimate estimate_prepared(Prepared p, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+Estimate estimate_prepared(Scoped scoped, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                            double memory_price, Care care) {
-  if (std::optional<Estimate> few = condensed_estimate(p, devices, options, memory_price, care)) return std::move(*few);
-  Scoped scoped = std::move(p.scoped);
-  Lowered all = lowered(p, std::move(scoped), Detail::kFigures, devices, options, memory_price);
+  if (std::optional<Estimate> few = condensed_estimate(scoped, devices, options, memory_price, care))
+    return std::move(*few);
+  Lowered all = lowered(std::move(scoped), Detail::kFigures, devices, options, memory_price);
   place_arenas(all.plan);
   return estimate_of(all.lg, all.plan);
 }
 
 // Whether messages between stages may take a part of a pass that is worth a thought, by counts: of what ops make for
 // other stages, and arithmetic.
-bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices) {
+bool links_may_be_slow(const Scoped& scoped, const std::vector<DeviceSpec>& devices) {
   constexpr double kPart = 0.005;
-  const TaskGraphs& tasks = p.scoped.tasks;
-  const Graph& graph = p.scoped.graph;
+  const TaskGraphs& tasks = scoped.tasks;
+  const Graph& graph = scoped.graph;
   std::vector<double> flops(tasks.stages()), bytes(tasks.stages());
   std::set<std::pair<TensorId, int32_t>> seen;
   for (const Op& op : graph.ops) {
@@ -163,8 +164,9 @@ bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices
     double rate = 0;
     for (const DeviceSpec& d : from) rate += tasks.cost.rates_of(d).flops_per_second;
     const auto beside = std::ranges::count(from, from[0].node, &DeviceSpec::node);
-    const auto each = bytes[s] / static_cast<double>(from.size() * static_cast<size_t>(p.micro_batches));
-    const double work = flops[s] / rate / static_cast<double>(p.micro_batches);
+    const auto each =
+        bytes[s] / static_cast<double>(from.size() * static_cast<size_t>(scoped.graph.training.accumulation));
+    const double work = flops[s] / rate / static_cast<double>(scoped.graph.training.accumulation);
     if (link_seconds(each, 1, tasks.cost.between(from[0], to[0], beside)) > kPart * work) return true;
   }
   return false;
@@ -174,10 +176,10 @@ bool links_may_be_slow(const Prepared& p, const std::vector<DeviceSpec>& devices
 std::optional<Estimate> of_faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices,
                                            const CompileOptions& options, double memory_price) {
   if (!knows_devices(devices, options.profile)) return std::nullopt;
-  const Prepared p = prepare(graph, devices, options, memory_price);
-  if (p.scoped.tasks.stages() < 2 || p.micro_batches < 2) return std::nullopt;
-  if (!links_may_be_slow(p, devices) &&
-      !is_cut_otherwise(graph, devices, options, memory_price, p.scoped.tasks.stage_begins))
+  const Scoped scoped = prepare(graph, devices, options, memory_price);
+  if (scoped.tasks.stages() < 2 || scoped.graph.training.accumulation < 2) return std::nullopt;
+  if (!links_may_be_slow(scoped, devices) &&
+      !is_cut_otherwise(graph, devices, options, memory_price, scoped.tasks.stage_begins))
     return std::nullopt;
   const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
     return plan_of_step(g, devices, with, memory_price);
@@ -197,8 +199,8 @@ double last_price(const CompileOptions& options) { return std::ldexp(options.mem
 bool is_hopeless(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price) {
   constexpr double kFar = 1.1;  // of what there is: more than a few layers are wrong by
-  const Prepared p = prepare(graph, devices, options, memory_price, Care::kQuick);
-  const std::optional<Estimate> few = condensed_estimate(p, devices, options, memory_price, Care::kQuick);
+  const Scoped scoped = prepare(graph, devices, options, memory_price, Care::kQuick);
+  const std::optional<Estimate> few = condensed_estimate(scoped, devices, options, memory_price, Care::kQuick);
   if (!few) return false;
   for (const Estimate::Class& c : few->classes)
     for (const int32_t d : c.devices) {
@@ -215,9 +217,7 @@ Estimate estimate_at(const Graph& graph, const std::vector<DeviceSpec>& devices,
 
 Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                   double memory_price) {
-  Prepared p = prepare(graph, devices, options, memory_price);
-  Scoped scoped = std::move(p.scoped);
-  return lowered(p, std::move(scoped), Detail::kWhole, devices, options, memory_price).plan;
+  return lowered(prepare(graph, devices, options, memory_price), Detail::kWhole, devices, options, memory_price).plan;
 }
 
 Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
@@ -225,9 +225,9 @@ Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, Compil
   constexpr int kTries = 6;
   Fitted best;
   for (int k = 0; k < kTries; ++k) {
-    Prepared p = prepare(graph, devices, options, memory_price, care);
-    const TaskGraphs tasks = p.scoped.tasks;
-    Estimate estimate = estimate_prepared(std::move(p), devices, options, memory_price, care);
+    Scoped scoped = prepare(graph, devices, options, memory_price, care);
+    const TaskGraphs tasks = scoped.tasks;
+    Estimate estimate = estimate_prepared(std::move(scoped), devices, options, memory_price, care);
     const int64_t missing = missing_bytes(estimate, devices);
     const bool goes_on = missing > 0 && rooms.see(tasks, held_by_devices(estimate, devices.size()));
     if (k == 0 || missing < best.missing) best = {options, missing, std::move(estimate)};

@@ -29,7 +29,7 @@ Ints begins_by_clock(const Graph& graph, const std::vector<DeviceSpec>& devices,
                      double memory_price, CutsBy by) {
   CompileOptions with = options;
   with.stages.cuts = by, with.dump = {};
-  return prepare(graph, devices, with, memory_price).scoped.tasks.stage_begins;
+  return prepare(graph, devices, with, memory_price).tasks.stage_begins;
 }
 
 // Cuts and depths of one pipeline, chosen together: each cut has its depths, and the best depths have their cut, as
@@ -133,8 +133,8 @@ class Climb {
   }
 
   void cut() {
-    Prepared prepared = prepare(graph_, devices_, options_, plan_.memory_price);
-    Ints usual = prepared.scoped.tasks.stage_begins;
+    Scoped prepared = prepare(graph_, devices_, options_, plan_.memory_price);
+    Ints usual = prepared.tasks.stage_begins;
     if (!may_be_cut_by_clock(devices_, options_, usual)) return;
     best_begins_ = usual_begins_ = usual, usual_seconds_ = before_;
     seen_.push_back(std::move(usual));
@@ -152,9 +152,9 @@ class Climb {
     return begins_by_clock(graph, devices_, options, plan_.memory_price, by);
   }
 
-  void move_borders(const Prepared& prepared) {
+  void move_borders(const Scoped& prepared) {
     if (best_begins_.size() + 1 != plan_.meshes.size()) return;
-    const Graph& source = prepared.source;
+    const Graph source = source_of(graph_, options_);
     std::vector<OpId> ops(source.ops.size());
     std::iota(ops.begin(), ops.end(), OpId{0});
     const std::vector<CutPlace> places = cut_places(source, ops, options_.exact);
@@ -196,14 +196,14 @@ class Climb {
     }
   }
   // Nearly all on some stages beside each other, which slow links may be worth, where that may be faster.
-  void leave_to_few(const Prepared& prepared, const Ints& places) {
+  void leave_to_few(const Scoped& prepared, const Ints& places) {
     const size_t stages = plan_.meshes.size();
     if (places.size() < stages) return;
     std::vector<double> rates;
     for (const Mesh& mesh : plan_.meshes) {
       rates.push_back(0);
       for (const int32_t d : mesh.devices)
-        if (d >= 0) rates.back() += prepared.scoped.tasks.cost.rates_of(plan_.devices[d]).flops_per_second;
+        if (d >= 0) rates.back() += prepared.tasks.cost.rates_of(plan_.devices[d]).flops_per_second;
     }
     const PipelineTimes times = times_of_stages(plan_);
     double work = 0;  // of all, as seconds of a stage of rate 1
@@ -211,7 +211,7 @@ class Climb {
       work +=
           static_cast<double>(plan_.micro_batches) * (times.stages[s].forward + times.stages[s].backward) * rates[s];
     std::vector<double> until{0};  // FLOPs of the ops before
-    for (const Op& op : prepared.source.ops) until.push_back(until.back() + cost_of(prepared.source, op).flops);
+    for (const Op& op : graph_.ops) until.push_back(until.back() + cost_of(graph_, op).flops);
     for (size_t few = 1; few < stages; ++few)
       for (size_t first = 0; first + few <= stages; ++first) {
         const auto mine = rates.begin() + static_cast<std::ptrdiff_t>(first);

@@ -21,27 +21,6 @@
 namespace whale {
 namespace {
 
-Graph source_of(const Graph& graph, const CompileOptions& options) {
-  Graph source = graph;
-  if (options.accumulation < 0)
-    throw invalid("accumulation is {}, expected 1 or more micro-batches (0: the graph's)", options.accumulation);
-  if (options.accumulation) source.training.accumulation = options.accumulation;
-  if (source.training.accumulation < 1) source.training.accumulation = 1;
-  if (options.precision) source.training.precision = *options.precision;
-  if (!options.strategy.empty()) source.default_strategy = options.strategy;
-  for (const std::string& name : options.fetch) {
-    if (name.starts_with("grad:") || name == "loss") continue;
-    if (std::any_of(source.outputs.begin(), source.outputs.end(), [&](const NamedTensor& o) { return o.name == name; }))
-      continue;
-    const auto it =
-        std::find_if(source.tensors.begin(), source.tensors.end(), [&](const Tensor& t) { return t.name == name; });
-    if (it == source.tensors.end())
-      throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", brief(name));
-    source.outputs.push_back({name, static_cast<TensorId>(it - source.tensors.begin())});
-  }
-  return source;
-}
-
 void check_source(const Graph& source) {
   verify(source);
   verify_ops(source);
@@ -98,24 +77,44 @@ int64_t micro_batches_of(const Graph& source, const TaskGraphs& tasks) {
 
 }  // namespace
 
+Graph source_of(const Graph& graph, const CompileOptions& options) {
+  Graph source = graph;
+  if (options.accumulation < 0)
+    throw invalid("accumulation is {}, expected 1 or more micro-batches (0: the graph's)", options.accumulation);
+  if (options.accumulation) source.training.accumulation = options.accumulation;
+  if (source.training.accumulation < 1) source.training.accumulation = 1;
+  if (options.precision) source.training.precision = *options.precision;
+  if (!options.strategy.empty()) source.default_strategy = options.strategy;
+  for (const std::string& name : options.fetch) {
+    if (name.starts_with("grad:") || name == "loss") continue;
+    if (std::any_of(source.outputs.begin(), source.outputs.end(), [&](const NamedTensor& o) { return o.name == name; }))
+      continue;
+    const auto it =
+        std::find_if(source.tensors.begin(), source.tensors.end(), [&](const Tensor& t) { return t.name == name; });
+    if (it == source.tensors.end())
+      throw error(Code::kNotFound, "fetch '{}': the graph has no tensor of this name", brief(name));
+    source.outputs.push_back({name, static_cast<TensorId>(it - source.tensors.begin())});
+  }
+  return source;
+}
+
 void check_graph(const Graph& graph, const CompileOptions& options) { check_source(source_of(graph, options)); }
 
-Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+Scoped scope_out(Graph source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price) {
   const std::vector<double>& state_shares = options.state_shares;
   const CostModel cost(devices, memory_price, options.profile, source.training.precision);
-  Graph scoped = source;
   const auto deal = [&](const Graph& graph, const std::vector<DeviceSpec>& there, TaskGraphs& formed) {
-    const DealOptions dealt{.batch = batch_of(source),
-                            .micro_batches = std::max<int64_t>(1, micro_batches_of(source, formed)),
-                            .half = is_half(source.training.precision),
+    const DealOptions dealt{.batch = batch_of(graph),
+                            .micro_batches = std::max<int64_t>(1, micro_batches_of(graph, formed)),
+                            .half = is_half(graph.training.precision),
                             .rooms = there.size() == devices.size() ? options.rooms : std::vector<Room>{}};
     deal_axes(graph, there, dealt, formed);
   };
-  TaskGraphs tasks = form_task_graphs(scoped, devices, source.default_strategy, cost, options.exact,
+  TaskGraphs tasks = form_task_graphs(source, devices, source.default_strategy, cost, options.exact,
                                       are_unlike(devices, cost) ? DealShares(deal) : DealShares(), options.stages);
   tasks.cost.freed_bytes_per_second *= part_of_rate(source, tasks.meshes, options.profile);
-  Scoped out{std::move(scoped), std::move(tasks)};
+  Scoped out{std::move(source), std::move(tasks)};
   if (state_shares.empty()) return out;
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
@@ -133,23 +132,23 @@ Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, co
   return out;
 }
 
-Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                 double memory_price, Care care) {
+Scoped prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+               double memory_price, Care care) {
   check_options(options);
   Graph source = source_of(graph, options);
   check_devices(devices, source);
   if (care == Care::kChecked) check_source(source);
   const std::vector<std::string> doubts = check_profile(options.profile, source, graph);
   if (options.dump) options.dump("source", print(source));
-  Scoped scoped = scope_out(source, devices, options, memory_price);
+  Scoped scoped = scope_out(std::move(source), devices, options, memory_price);
   if (const std::string note = profile_note(devices, options.profile); !note.empty())
     scoped.tasks.notes.push_back(note);
   scoped.tasks.notes.insert(scoped.tasks.notes.end(), doubts.begin(), doubts.end());
-  const int64_t micro_batches = micro_batches_of(source, scoped.tasks);
-  check_options(options, source, scoped.tasks, micro_batches);
-  check_memory(options, source, scoped.tasks, std::ssize(devices), micro_batches);
-  source.training.accumulation = scoped.graph.training.accumulation = micro_batches;
-  return {std::move(source), std::move(scoped), micro_batches};
+  const int64_t micro_batches = micro_batches_of(scoped.graph, scoped.tasks);
+  check_options(options, scoped.graph, scoped.tasks, micro_batches);
+  check_memory(options, scoped.graph, scoped.tasks, std::ssize(devices), micro_batches);
+  scoped.graph.training.accumulation = micro_batches;
+  return scoped;
 }
 
 std::vector<std::string> gradients_of(const CompileOptions& options) {
@@ -159,23 +158,23 @@ std::vector<std::string> gradients_of(const CompileOptions& options) {
   return names;
 }
 
-Plan outline(const Prepared& prepared, const Scoped& scoped, const std::vector<DeviceSpec>& devices,
-             const CompileOptions& options, double memory_price) {
-  const Graph& source = prepared.source;
+Plan outline(const Scoped& scoped, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+             double memory_price) {
+  const Graph& graph = scoped.graph;
   Plan plan;
-  plan.model = source.name;
+  plan.model = graph.name;
   plan.devices = devices;
   plan.strategy = scoped.tasks.strategy;
   plan.meshes = scoped.tasks.meshes;
   plan.groups = groups_of(scoped.tasks.meshes);
   plan.scopes = scoped.graph.scopes;
-  plan.optimizer = source.training.optimizer;
-  plan.lr_schedule = source.training.lr_schedule;
-  plan.precision = source.training.precision;
+  plan.optimizer = graph.training.optimizer;
+  plan.lr_schedule = graph.training.lr_schedule;
+  plan.precision = graph.training.precision;
   plan.options = options;
   plan.memory_price = memory_price, plan.profile = options.profile;
   if (!options.stages.rooms.empty() || !options.stages.begins.empty()) plan.stage_begins = scoped.tasks.stage_begins;
-  plan.micro_batches = batch_of(source) > 1 ? prepared.micro_batches : 1;
+  plan.micro_batches = batch_of(graph) > 1 ? graph.training.accumulation : 1;
   return plan;
 }
 

@@ -16,28 +16,27 @@ struct Scoped {
   Graph graph;
   TaskGraphs tasks;
 };
-Scoped scope_out(const Graph& source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+Scoped scope_out(Graph source, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                  double memory_price);
 
 // Throws where the graph, with what the options change in it, does not hold.
 void check_graph(const Graph& graph, const CompileOptions& options);
 
-// The graph with the options in it (what Plan::source keeps), checked, and who works on what.
-struct Prepared {
-  Graph source;
-  Scoped scoped;
-  int64_t micro_batches;
-};
+// The graph with the options in it: what Plan::source keeps, when it has its micro-batches too.
+Graph source_of(const Graph& graph, const CompileOptions& options);
+
 // kQuick: for comparisons, of a graph that is known to hold (check_graph).
 enum class Care : uint8_t { kChecked, kQuick };
-Prepared prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
-                 double memory_price, Care care = Care::kChecked);
+// The source, checked, scoped out, and with its micro-batches: those of the pipeline, or its own
+// (training.accumulation).
+Scoped prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+               double memory_price, Care care = Care::kChecked);
 
 // The names after "grad:" that are fetched.
 std::vector<std::string> gradients_of(const CompileOptions& options);
-// A plan without entries and variables. `scoped`: the prepared graph's, or of a few of its layers.
-Plan outline(const Prepared& prepared, const Scoped& scoped, const std::vector<DeviceSpec>& devices,
-             const CompileOptions& options, double memory_price);
+// A plan without entries and variables. `scoped`: what was prepared, or a few of its layers.
+Plan outline(const Scoped& scoped, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
+             double memory_price);
 std::vector<PlanVariable> variables_of(const ShardedGraph& graph);
 StorageShardings storage_shardings_of(const std::vector<PlanVariable>& variables);
 

@@ -132,10 +132,10 @@ std::optional<WorkSite> receiver_of(const PipelineSchedule& schedule, const Work
   return site_at(schedule, item.kind, to, item.micro_batch);
 }
 
-std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite& site) {
+WorkNeeds needs_of(const PipelineSchedule& schedule, const WorkSite& site) {
   const WorkItem& item = site.item;
   const int stage = model_stage(schedule, site.device, item.virtual_stage);
-  std::vector<WorkSite> needs;
+  WorkNeeds needs;
   if (item.kind == WorkKind::kForward) {
     if (stage > 0) needs.push_back(site_at(schedule, WorkKind::kForward, stage - 1, item.micro_batch));
     return needs;
@@ -149,19 +149,35 @@ std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite&
 }
 
 std::map<int, int64_t> alive_at_once(const std::vector<WorkItem>& order, bool between) {
-  const auto virtual_stage_of = [&](const WorkItem& item) { return between ? 0 : item.virtual_stage; };
-  std::map<int, int64_t> versions;
-  std::map<std::pair<int, int>, int> left;  // (virtual stage, u) -> items to come
-  std::map<int, std::map<int, int>> alive;  // virtual stage -> u -> items to come
-  for (const WorkItem& item : watched(order)) ++left[{virtual_stage_of(item), item.micro_batch}];
+  struct VirtualStage {
+    std::vector<int> left;  // [micro-batch]: items to come
+    std::vector<char> alive;
+    size_t first = SIZE_MAX, last = 0;  // that are alive; SIZE_MAX: none is
+    int64_t most = 0;
+  };
+  std::map<int, VirtualStage> stages;
+  const auto stage_of = [&](const WorkItem& item) -> VirtualStage& { return stages[between ? 0 : item.virtual_stage]; };
   for (const WorkItem& item : watched(order)) {
-    const int virtual_stage = virtual_stage_of(item);
-    auto& mine_alive = alive[virtual_stage];
-    int& to_come = mine_alive.try_emplace(item.micro_batch, left[{virtual_stage, item.micro_batch}]).first->second;
-    const int64_t span = mine_alive.rbegin()->first - mine_alive.begin()->first + 1;
-    versions[virtual_stage] = std::max(versions[virtual_stage], span);
-    if (--to_come == 0) mine_alive.erase(item.micro_batch);
+    VirtualStage& mine = stage_of(item);
+    if (const auto u = static_cast<size_t>(item.micro_batch); u >= mine.left.size()) mine.left.resize(u + 1);
+    ++mine.left[item.micro_batch];
   }
+  for (auto& [_, mine] : stages) mine.alive.resize(mine.left.size());
+  for (const WorkItem& item : watched(order)) {
+    VirtualStage& mine = stage_of(item);
+    const auto u = static_cast<size_t>(item.micro_batch);
+    mine.alive[u] = 1;
+    mine.last = mine.first == SIZE_MAX ? u : std::max(mine.last, u);
+    mine.first = std::min(mine.first, u);
+    mine.most = std::max(mine.most, static_cast<int64_t>(mine.last - mine.first) + 1);
+    if (--mine.left[u] > 0) continue;
+    mine.alive[u] = 0;
+    while (mine.first < mine.last && !mine.alive[mine.first]) ++mine.first;
+    while (mine.last > mine.first && !mine.alive[mine.last]) --mine.last;
+    if (!mine.alive[mine.first]) mine.first = SIZE_MAX;
+  }
+  std::map<int, int64_t> versions;
+  for (const auto& [virtual_stage, mine] : stages) versions[virtual_stage] = mine.most;
   return versions;
 }
 

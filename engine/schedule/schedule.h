@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/small_vector.h"
+
 namespace whale {
 
 enum class WorkKind : uint8_t {
@@ -101,7 +103,8 @@ WorkSite site_at(const PipelineSchedule& schedule, WorkKind kind, int model_stag
 // the ends of the model and for weight gradients. It is a message only where the devices differ.
 std::optional<WorkSite> receiver_of(const PipelineSchedule& schedule, const WorkSite& site);
 // Everything that must have ended before this item starts, on any device.
-std::vector<WorkSite> needs_of(const PipelineSchedule& schedule, const WorkSite& site);
+using WorkNeeds = SmallVector<WorkSite, 2>;
+WorkNeeds needs_of(const PipelineSchedule& schedule, const WorkSite& site);
 
 // How many micro-batches of each virtual stage are alive at once on a device with this order: versions go round.
 // `between`: values that pass from one virtual stage of the device to another live until the last virtual stage is done

@@ -386,17 +386,26 @@ class Chooser {
         const auto at = static_cast<size_t>(std::find(known.begin(), known.end(), key) - known.begin());
         if (at < known.size() && !(next.cost < out[at].cost * (1 - 1e-12))) continue;
         if (at == known.size()) known.push_back(key);
-        if (at == out.size()) out.emplace_back();
+        if (at == out.size()) add_state(out);
         trail_.push_back({state.back, cut});
         next.back = static_cast<int32_t>(trail_.size()) - 1;
         out[at] = next;
       }
     }
-    out.resize(known.size());
+    drop_states(out, known.size());
     if (out.size() > kStates) {
       std::stable_sort(out.begin(), out.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
-      out.resize(kStates);
+      drop_states(out, kStates);
     }
+  }
+  // States that go leave their memory to those that come.
+  void add_state(std::vector<State>& states) {
+    if (spare_.empty()) spare_.emplace_back();
+    states.push_back(std::move(spare_.back()));
+    spare_.pop_back();
+  }
+  void drop_states(std::vector<State>& states, size_t left) {
+    for (; states.size() > left; states.pop_back()) spare_.push_back(std::move(states.back()));
   }
 
   Asked ask(const Op& op, const Factors& factors, const OpCut& cut) const {
@@ -486,9 +495,10 @@ class Chooser {
   std::vector<double> bytes_;  // of each tensor, whole
   std::vector<char> is_variable_, per_sample_;
   std::unordered_map<TensorId, Code> storage_shardings_;  // of variables that are fixed already and cut
-  std::vector<std::vector<SubAxis>> sub_axes_;
+  std::vector<SubAxes> sub_axes_;
   std::vector<Step> trail_;
   State tried_;
+  std::vector<State> spare_;
 };
 
 }  // namespace

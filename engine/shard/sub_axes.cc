@@ -142,8 +142,8 @@ std::vector<OpCut> follow_samples(const Graph& graph, OpFactors& factors) {
   return follow(graph, seeds, factors);
 }
 
-std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph, OpFactors& factors) {
-  std::vector<std::vector<SubAxis>> sub_axes(graph.tensors.size());
+std::vector<SubAxes> candidate_sub_axes(const Graph& graph, OpFactors& factors) {
+  std::vector<SubAxes> sub_axes(graph.tensors.size());
   const auto enter = [&](TensorId id, const SubAxis& sub_axis) {
     auto& list = sub_axes[id];
     if (list.size() < kMaxSubAxes && extent_of(graph.tensor(id).dims, sub_axis) > 1 &&

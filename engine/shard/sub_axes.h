@@ -50,6 +50,7 @@ std::vector<OpCut> follow_samples(const Graph& graph, OpFactors& factors);
 // Per tensor, a few sub-axes (at most kMaxSubAxes): those that ops near it know by their factors. What attention calls
 // heads, the product before it knows as the middle of its columns.
 inline constexpr size_t kMaxSubAxes = 10;
-std::vector<std::vector<SubAxis>> candidate_sub_axes(const Graph& graph, OpFactors& factors);
+using SubAxes = SmallVector<SubAxis, 4>;
+std::vector<SubAxes> candidate_sub_axes(const Graph& graph, OpFactors& factors);
 
 }  // namespace whale

@@ -248,9 +248,9 @@ TEST_CASE("property: where memory is worth more to a model, its plan keeps the p
       options.profile.device.flops_per_second = dice.coin() ? 1e4 : 1e7;  // so that a step is long for its parameters
       const std::vector<DeviceSpec> devices = parse_devices(fmt::format("null:{}", c.devices));
       const CostModel usual(devices, options.memory_price, options.profile, graph.training.precision);
-      const Prepared made = prepare(graph, devices, options, options.memory_price);
-      CHECK(made.scoped.tasks.cost.freed_bytes_per_second <= usual.freed_bytes_per_second);
-      dearer += made.scoped.tasks.cost.freed_bytes_per_second < usual.freed_bytes_per_second;
+      const Scoped made = prepare(graph, devices, options, options.memory_price);
+      CHECK(made.tasks.cost.freed_bytes_per_second <= usual.freed_bytes_per_second);
+      dearer += made.tasks.cost.freed_bytes_per_second < usual.freed_bytes_per_second;
       const Plan plan = compile(graph, devices, options);
       CHECK(attrs_of(plan.profile) == attrs_of(options.profile));
       const std::vector<uint8_t> bytes = serialize(plan);
