@@ -143,10 +143,9 @@ constexpr ShardedGraphPass kShardedGraphPasses[] = {
      false},
     {"recompute_cheap",
      [](ShardedGraph& g, const CompileOptions& o) {
-       const bool short_of_memory = g.tasks.cost.memory_price > 1;
-       recompute_cheap(g, stages_with(g, o, {Recompute::kSelective}),
-                       short_of_memory ? std::vector<char>(g.tasks.stages(), 1)
-                                       : stages_with(g, o, {Recompute::kSelective, Recompute::kFull}));
+       recompute_cheap(g, {.ops = stages_with(g, o, {Recompute::kSelective}),
+                           .gathers = stages_with(g, o, {Recompute::kSelective, Recompute::kFull}),
+                           .short_of_memory = g.tasks.cost.memory_price > 1});
      },
      false},
     {"gather_for_weights", [](ShardedGraph& g, const CompileOptions&) { gather_for_weights(g); }, false},

@@ -26,13 +26,12 @@ static bool gathered_of_variables(const ShardedGraph& lg, TensorId id, int depth
 
 bool gathered_of_variables(const ShardedGraph& lg, TensorId id) { return gathered_of_variables(lg, id, 0); }
 
-bool is_cheap_to_gather(const ShardedGraph& lg, const Op& op, double parts) {
+bool is_cheap_to_gather(const ShardedGraph& lg, const Op& op, double worth) {
   const CostModel& cost = lg.tasks.cost;
   const auto group = static_cast<size_t>(attr_int(op.attrs, "group"));
   const auto bytes = static_cast<double>(bytes_of(lg.graph.tensor(op.outputs[0])));
   return bytes >= cost.cached_bytes &&
-         cost.held_seconds(bytes - parts) >=
-             all_gather_seconds(bytes, lg.size(group + 1, op.stage), lg.tasks.link(op.stage, group));
+         worth >= all_gather_seconds(bytes, lg.size(group + 1, op.stage), lg.tasks.link(op.stage, group));
 }
 
 void gather_for_weights(ShardedGraph& lg) {
@@ -42,7 +41,8 @@ void gather_for_weights(ShardedGraph& lg) {
   const auto of_values = [&](const Op& op) {
     if (op.code != OpCode::k_all_gather || op.phase != Phase::kBackward || op.inputs.size() != 1) return false;
     const auto n = static_cast<double>(lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage));
-    return is_cheap_to_gather(lg, op, static_cast<double>(bytes_of(g.tensor(op.outputs[0]))) / n);
+    const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
+    return is_cheap_to_gather(lg, op, lg.tasks.cost.held_seconds(bytes - bytes / n));
   };
   std::map<TensorId, TensorId> own;
   std::vector<Op> ops;

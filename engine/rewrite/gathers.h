@@ -11,9 +11,9 @@ bool puts_together(const ShardedGraph& graph, const Op& op);
 // Made of variables by casts, views and ops that put parts together, in the body: again by whoever needs it.
 bool gathered_of_variables(const ShardedGraph& graph, TensorId id);
 
-// A value that a group holds parts of (`parts`: bytes that a device then keeps) and that costs less to gather twice
-// than to keep, by the cost model.
-bool is_cheap_to_gather(const ShardedGraph& graph, const Op& gather, double parts);
+// A value that a group holds parts of, and that is gathered a second time in no more than the seconds that it is
+// `worth` not to keep it.
+bool is_cheap_to_gather(const ShardedGraph& graph, const Op& gather, double worth);
 
 // Zero-bubble schedules put weights' gradients off, to a later row than the backward pass whose gathers they would
 // read: what is gathered there is gathered again for them, and its parts alone are kept for every micro-batch between.

@@ -17,10 +17,15 @@ Lists storage_readers(const Graph& graph, const std::vector<TensorId>& roots);
 int64_t bytes_of(const Tensor& tensor);
 
 // Results that the backward pass makes anew from what is there anyway, when that costs little: casts of parameters
-// always; in `stages` (a flag each) also activations, norms and the like: what frees many bytes for a second of
-// computing them again (a few percent of time for a fifth of the memory); in `gathering` what an all_gather along a
-// split put together, of which the part stays (Korthikanti et al., 2022, section 4.2.2).
-void recompute_cheap(ShardedGraph& graph, const std::vector<char>& stages, const std::vector<char>& gathering);
+// always; in the stages of `ops` also activations, norms and the like: what frees many bytes for a second of computing
+// them again (a few percent of time for a fifth of the memory; cost/recompute.h); in those of `gathers`, and in all
+// where memory is short, what an all_gather along a split put together, of which the part stays (Korthikanti et al.,
+// 2022, section 4.2.2).
+struct Recomputed {
+  std::vector<char> ops, gathers;  // a flag a stage: asked for
+  bool short_of_memory = false;
+};
+void recompute_cheap(ShardedGraph& graph, const Recomputed& asked);
 
 // Blocks (name scopes with siblings, such as block0, block1; without them about sqrt(n) runs of a stage's n ops) keep
 // what other blocks and reshards hand them, and are computed again just before their backward ops. Of `stages` (a flag

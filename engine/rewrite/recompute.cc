@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "cost/cost.h"
+#include "cost/recompute.h"
 #include "ops/cost.h"
 #include "rewrite/gathers.h"
 #include "rewrite/order.h"
@@ -15,16 +15,18 @@ struct Recomputer {
   ShardedGraph& lg;
   Graph& g;
   const std::vector<TensorId> root;
-  const Lists readers;           // of a storage
-  const Lists direct;            // of a tensor
+  const Lists readers;  // of a storage
+  const Lists direct;   // of a tensor
+  const Recomputed& asked;
   std::vector<char> again;       // tensors that the backward pass makes anew
   std::vector<char> activation;  // tensors that are made of an input, not of parameters alone
-  explicit Recomputer(ShardedGraph& graph)
+  Recomputer(ShardedGraph& graph, const Recomputed& what)
       : lg(graph),
         g(graph.graph),
         root(roots_of(g)),
         readers(storage_readers(g, root)),
         direct(readers_of(g)),
+        asked(what),
         again(g.tensors.size()),
         activation(g.tensors.size()) {
     for (const TensorId id : g.inputs) activation[id] = 1;
@@ -52,9 +54,13 @@ struct Recomputer {
       return false;
     const auto n = static_cast<double>(lg.size(static_cast<size_t>(attr_int(op.attrs, "group")) + 1, op.stage));
     const auto bytes = static_cast<double>(bytes_of(g.tensor(op.outputs[0])));
-    return is_cheap_to_gather(lg, op, stays(op.inputs[0]) ? 0 : bytes / n);
+    const double freed = bytes - (stays(op.inputs[0]) ? 0 : bytes / n);
+    return asked.gathers[op.stage]
+               ? is_cheap_to_gather(lg, op, spared_seconds(lg.tasks.cost, freed, kGatheredPasses))
+               : asked.short_of_memory && is_cheap_to_gather(lg, op, lg.tasks.cost.held_seconds(freed));
   }
-  bool cheap(const Op& op, bool casts_only) const {
+  bool cheap(const Op& op) const {
+    const bool casts_only = !asked.ops[op.stage];
     if (op.phase != Phase::kForward || op.region != Region::kBody || is_view(op.code) ||
         has_flag(op.code, kCollective) || op.code == OpCode::k_transfer || op.inputs.empty())
       return false;  // what others take part in is not made anew for one
@@ -63,23 +69,26 @@ struct Recomputer {
     for (const TensorId id : op.outputs)
       for (const AxisSharding& a : lg.shardings[id].axes)
         if (a.placement == Placement::kPartial) return false;
-    const Tensor& y = g.tensor(op.outputs[0]);
-    return bytes_of(y) >= lg.tasks.cost.cached_bytes && lg.tasks.cost.held_seconds(static_cast<double>(bytes_of(y))) >=
-                                                            op_seconds(cost_of(g, op), lg.tasks.cost.device);
+    const CostModel& cost = lg.tasks.cost;
+    const int64_t freed = bytes_of(g.tensor(op.outputs[0]));
+    const auto bytes = static_cast<double>(freed);
+    return freed >= cost.cached_bytes &&
+           (casts_only ? cost.held_seconds(bytes) : spared_seconds(cost, bytes, kRemadePasses)) >=
+               op_seconds(cost_of(g, op), cost.device);
   }
 };
 
 }  // namespace
 
-void recompute_cheap(ShardedGraph& lg, const std::vector<char>& stages, const std::vector<char>& gathering) {
+void recompute_cheap(ShardedGraph& lg, const Recomputed& asked) {
   Graph& g = lg.graph;
-  Recomputer r(lg);
+  Recomputer r(lg, asked);
   std::map<OpId, std::vector<Op>> before;  // copies that stand before an op
   const size_t n = g.ops.size();
   for (size_t i = 0; i < n; ++i) {
     const Op& op = g.ops[i];
-    const bool gather = gathering[op.stage] && r.gathers(op);
-    if (!gather && !r.cheap(op, !stages[op.stage])) continue;
+    const bool gather = r.gathers(op);
+    if (!gather && !r.cheap(op)) continue;
     const TensorId y = op.outputs[0];
     std::vector<OpId> backward;  // direct readers only: a view of it keeps it
     bool forward = false, viewed = false;

@@ -29,6 +29,8 @@ class Ways {
   std::vector<OpCut> suggested(const std::vector<const AxisSharding*>& wanted) const;
   double operand_bytes(size_t i) const { return bytes_beside(p_, op_.op.inputs[i], *op_.in[i], op_.op.stage, a_); }
   double result_bytes(size_t o) const { return bytes_beside(p_, op_.op.outputs[o], *op_.out[o], op_.op.stage, a_); }
+  // Not cut, its results are terms of sums as its operands are: the sum of two such gradients is reduced, not each.
+  bool passes_terms() const { return !linear_parts(op_, a_, p_.options.exact && p_.micro_batches > 1).empty(); }
   // `f`: null when nothing is cut.
   double moved_bytes(const Factor* f, const OpCut& cut, const std::vector<const AxisSharding*>& wanted,
                      const std::vector<SubAxis>& comes) const;
@@ -67,11 +69,13 @@ std::vector<const AxisSharding*> Ways::wanted_results() const {
 double Ways::moved_bytes(const Factor* f, const OpCut& cut, const std::vector<const AxisSharding*>& wanted,
                          const std::vector<SubAxis>& comes) const {
   double moved = 0;
+  const bool terms = f == nullptr && passes_terms();
   for (size_t i = 0; i < op_.op.inputs.size(); ++i) {
     if (op_.op.inputs[i] == kNone) continue;
     const bool cuts = f && carries(f->inputs, i);
     const AxisSharding& now = op_.in[i]->axes[a_];
     const bool sum = now.placement == Placement::kPartial;
+    if (sum && terms) continue;
     const SubAxis want = cuts ? sub_axis_part(f->inputs[i], cut.sub) : SubAxis{};
     if (cuts && !comes.empty() && comes[i].present() && comes[i] == want) continue;
     const double held = operand_bytes(i);
@@ -81,9 +85,9 @@ double Ways::moved_bytes(const Factor* f, const OpCut& cut, const std::vector<co
       moved += held * static_cast<double>(halo_of(f->window, p_.axes.mesh_axis(a_, op_.op.stage))) /
                static_cast<double>(std::max<int64_t>(f->window.source, 1));
   }
-  for (size_t o = 0; f && o < op_.op.outputs.size(); ++o) {
+  for (size_t o = 0; (f || terms) && o < op_.op.outputs.size(); ++o) {
     if (op_.op.outputs[o] == kNone) continue;
-    const bool cuts = carries(f->outputs, o);
+    const bool cuts = f && carries(f->outputs, o);
     const bool to_shard = wanted[o] && wanted[o]->placement == Placement::kShard;
     const bool there = to_shard && cuts && wanted[o]->sub_axis == sub_axis_part(f->outputs[o], cut.sub);
     if (!cuts || (wanted[o] && !there)) moved += received_bytes({!cuts, to_shard}, result_bytes(o), n_);

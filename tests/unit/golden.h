@@ -22,6 +22,7 @@ struct Gpt {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   bool tied = false;
   double clip_norm = 0;
+  bool apart = false;  // queries, keys and values are products of their own
   double layer() const { return static_cast<double>(12 * dim * dim + 13 * dim); }  // parameters
   double table() const { return static_cast<double>(vocab * dim); }
   double parameters() const {
@@ -52,9 +53,15 @@ inline Graph graph_of(const Gpt& s) {
     m.scope = 0;
     m.g.scopes[m.enter(ScopeKind::kName)].name = fmt::format("block{}", l);
     const std::string p = fmt::format("block{}.", l);
-    TensorId x = affine(norm(h, p + "norm1"), p + "qkv", s.dim, 3 * s.dim);
-    x = m.op(k_reshape, {x}, {{"shape", Dims{s.batch, s.seq, 3 * s.heads, s.dim / s.heads}}});
-    x = m.op(k_attention, {x}, {{"causal", true}, {"kv_heads", s.heads}}, p + "attention");
+    TensorId x = norm(h, p + "norm1");
+    const auto of_heads = [&](const std::string& name, int64_t times) {
+      return m.op(k_reshape, {affine(x, p + name, s.dim, times * s.dim)},
+                  {{"shape", Dims{s.batch, s.seq, times * s.heads, s.dim / s.heads}}});
+    };
+    const std::vector<TensorId> qkv =
+        s.apart ? std::vector{of_heads("q", 1), of_heads("k", 1), of_heads("v", 1)} : std::vector{of_heads("qkv", 3)};
+    x = m.op(k_attention, qkv, s.apart ? Attrs{{"causal", true}} : Attrs{{"causal", true}, {"kv_heads", s.heads}},
+             p + "attention");
     x = m.op(k_reshape, {x}, {{"shape", Dims{s.batch, s.seq, s.dim}}});
     h = m.op(k_add, {h, affine(x, p + "proj", s.dim, s.dim)}, {}, p + "residual1");
     x = m.op(k_gelu, {affine(norm(h, p + "norm2"), p + "up", s.dim, 4 * s.dim)}, {}, p + "gelu");
@@ -79,6 +86,7 @@ struct How {
   Recompute recompute = Recompute::kNone;
   Precision precision = Precision::kFloat32;
   UpdateForm update = UpdateForm::kWhole;
+  std::string cluster = {};  // empty: `devices` that compute nothing and have no figures
 };
 
 inline Plan plan_of(const Gpt& s, const How& how) {
@@ -89,7 +97,8 @@ inline Plan plan_of(const Gpt& s, const How& how) {
   options.recompute = how.recompute;
   options.precision = how.precision;
   options.update = how.update;
-  return compile(graph_of(s), parse_devices(fmt::format("null:{}", how.devices), {0}), options);
+  const std::string devices = how.cluster.empty() ? fmt::format("null:{}", how.devices) : how.cluster;
+  return compile(graph_of(s), parse_devices(devices, {0}), options);
 }
 
 inline MemoryClasses memory(const Plan& plan, int device) {

@@ -103,6 +103,18 @@ TEST_CASE("golden: activations of a layer by recompute, split and precision") {
     }
 }
 
+// Where devices compute much while they move a byte, what recompute is asked for is done all the same.
+TEST_CASE("golden: activations of a layer on fast devices, by recompute") {
+  for (const char* cluster : {"1xA100-80GB", "1xH100-80GB"})
+    for (const auto& [policy, paper, form, why] :
+         {std::tuple{kEverything, 32.0, 80.0, "and 16-bit copies of the weights, 48 sbh of this width"},
+          std::tuple{kSelective, 32.0, 20.0, "norms and gelu are made again too"}, std::tuple{kFull, 2.0, 2.0, ""}}) {
+      const How how{.recompute = policy.recompute, .precision = Precision::kBFloat16, .cluster = cluster};
+      row(fmt::format("activations of a layer, {}, {}, bf16", policy.name, cluster), "sbh", paper, form,
+          of_a_layer({.dim = 4096, .heads = 32}, how), why);
+    }
+}
+
 // Of a step of many samples the weights' parts are not put together for all of it: memory is worth more there than the
 // messages that this saves.
 TEST_CASE("golden: activations of a layer that is cut do not grow with the micro-batches") {

@@ -119,6 +119,16 @@ TEST_CASE("golden: traffic of a split block") {
   }
 }
 
+// What several products read has as many gradients that are terms of sums: these are added, and their sum goes once.
+TEST_CASE("golden: traffic of a split block whose queries, keys and values are products of their own") {
+  const auto of = [&](int64_t layers) {
+    Gpt s;
+    s.layers = layers, s.apart = true;
+    return moved(plan_of(s, {.strategy = "split(8)", .cluster = "8xA100-80GB"}), 0)["split"];
+  };
+  row("split(8), a block, queries, keys and values apart, A100", "sbh", 8, 8, (of(8) - of(4)) / 4 / Gpt{}.sbh());
+}
+
 TEST_CASE("golden: traffic of a pipeline is an activation and its gradient for each micro-batch and boundary") {
   constexpr int64_t m = 8;
   Gpt s;
