@@ -617,7 +617,8 @@ WHALE_API whale_status *whale_event_plan(whale_event *event, whale_plan **out);
 /* What the plan would take, without making it: seconds of a step by the cost model, and of each class of devices (those whose parts
  * have the same sizes) the bytes by what they hold and the seconds of its own work. Takes what whale_plan_create takes and refuses what
  * that refuses, but for a lack of memory, which it tells. It is of the graph's own batch alone: other sizes (train_batches, eval_batches) are
- * looked at for their range. Memory is what the plan would say, of models with many like layers within 2 %. */
+ * looked at for their range. Memory is what the plan would say, of models with many like layers within 2 %; where the evaluation alone
+ * needs memory to be dearer, the plan's training holds less. Seconds leave out what waits for what: the plan's timeline is longer. */
 WHALE_API whale_status *whale_plan_estimate(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,
                                             const whale_plan_options *options /* may be NULL */, whale_text *out);
 WHALE_API whale_status *whale_plan_estimate_json(whale_engine *engine, const whale_graph *graph, const whale_cluster *cluster,

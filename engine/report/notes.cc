@@ -61,6 +61,17 @@ std::pair<double, double> parameters_of_splits(const Plan& plan) {
   return {whole, cut};
 }
 
+// Bytes that a device has whole until the end of a step, since a split gathered them before its micro-batches.
+int64_t gathered_for_step(const Plan& plan, const Program& program) {
+  int64_t bytes = 0;
+  for (const Segment& segment : program.segments)
+    for (const Instruction& i : segment.instructions)
+      if (segment.name == "prologue" && i.kind() == InstructionKind::kCollective && i.op() == OpCode::k_all_gather &&
+          !has_replicas(plan.groups[i.group()].axis))
+        for (const BufferId b : i.out) bytes += program.buffers[b].bytes;
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<std::string> notes_of(const Plan& plan) {
@@ -98,6 +109,13 @@ std::vector<std::string> notes_of(const Plan& plan) {
                     "takes least time "
                     "by the cost model. factor=columns, or heads, experts, asks for parts of them ('{}').",
                     bytes_text(whole), cut > 0 ? bytes_text(cut) : "none", plan.strategy));
+  if (const int64_t gathered = gathered_for_step(plan, e.programs[0]);
+      gathered > variables_of_device(plan, e.rows[0].device).parameters)
+    notes.push_back(fmt::format(
+        "Weights of {} are put together along a split once a step and lie whole on each of its devices until "
+        "its end: that takes least time by the cost model. factor=columns, or heads, experts, leaves them "
+        "in parts ('{}').",
+        bytes_text(static_cast<double>(gathered)), plan.strategy));
   if (plan.options.gradient_dtype)
     notes.push_back(
         replicas

@@ -312,7 +312,8 @@ def estimate(graph: Graph, devices: str | None = None, **options: Any) -> dict:
     numbers), ``seconds`` of their own work, ``memory`` and ``host_memory`` (bytes: ``parameters``, ``gradients``, ``state``, ``buffers``,
     ``copies``, ``activations``, ``total``), ``memory_limit`` (what one of them may take; 0: not said). Raises what ``whale.plan`` raises,
     but for ``ResourceExhausted``: that a plan does not fit is what one asks. Memory is what the plan would say, of models with many like
-    layers within 2 %."""
+    layers within 2 %; where the evaluation alone needs memory to be dearer, the plan's training holds less. Seconds leave out what waits
+    for what: the plan's timeline is longer."""
     cluster, planning, cancel = _planning(graph, devices, **options)
     return json.loads(interruptible(lambda: take_text(lib.whale_plan_estimate_json, engine(), graph._pointer, cluster.pointer,
                                                       byref(planning)), cancel.pointer))
