@@ -138,6 +138,7 @@ constexpr ShardedGraphPass kShardedGraphPasses[] = {
      },
      true},
     {"fuse_elementwise", [](ShardedGraph& g, const CompileOptions&) { fuse_elementwise(g); }, true},
+    {"reshard_late", [](ShardedGraph& g, const CompileOptions&) { reshard_late(g); }, false},
     {"recompute_blocks",
      [](ShardedGraph& g, const CompileOptions& o) { recompute_blocks(g, stages_with(g, o, {Recompute::kFull})); },
      false},

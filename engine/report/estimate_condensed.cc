@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 
 #include "cluster/device_kinds.h"
 #include "plan/lives.h"
@@ -188,16 +189,22 @@ class CondensedEstimator {
     const Program& p = entry_.programs[number];
     // At each place of a life: the run of its instruction, how many instructions of no layer that stands for others
     // came before (without updates, which come when they may), and how many of such a layer its segment has of the same
-    // phase.
+    // pass.
     std::vector<int32_t> runs;
     std::vector<int64_t> outside{0}, as_long;
     for (const Segment& s : p.segments) {
+      // What the backward pass gathers or computes again has the phase of what it repeats, but is of this pass.
+      const auto backward = std::ranges::find(s.instructions, Phase::kBackward, &Instruction::phase);
+      const Instruction* const begins = std::to_address(backward);
+      const auto pass_of = [&](const Instruction& i) {
+        return i.phase == Phase::kForward && &i >= begins ? Phase::kBackward : i.phase;
+      };
       std::map<std::pair<int32_t, Phase>, int64_t> standing;
-      for (const Instruction& i : s.instructions) ++standing[{run_of(i.scope), i.phase}];
+      for (const Instruction& i : s.instructions) ++standing[{run_of(i.scope), pass_of(i)}];
       for (const Instruction& i : s.instructions) {
         runs.push_back(run_of(i.scope));
         outside.push_back(outside.back() + (runs.back() < 0 && i.phase != Phase::kUpdate));
-        as_long.push_back(standing[{runs.back(), i.phase}]);
+        as_long.push_back(standing[{runs.back(), pass_of(i)}]);
       }
       runs.push_back(-1), outside.push_back(outside.back()), as_long.push_back(0);
     }

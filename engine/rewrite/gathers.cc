@@ -1,6 +1,8 @@
 #include "rewrite/gathers.h"
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "cost/cost.h"
 #include "rewrite/copies.h"
@@ -32,6 +34,40 @@ bool is_cheap_to_gather(const ShardedGraph& lg, const Op& op, double worth) {
   const auto bytes = static_cast<double>(bytes_of(lg.graph.tensor(op.outputs[0])));
   return bytes >= cost.cached_bytes &&
          worth >= all_gather_seconds(bytes, lg.size(group + 1, op.stage), lg.tasks.link(op.stage, group));
+}
+
+void reshard_late(ShardedGraph& lg) {
+  Graph& g = lg.graph;
+  if (lg.tasks.cost.memory_price <= 1) return;
+  const Lists readers = readers_of(g);
+  std::vector<char> handed_out(g.tensors.size());
+  for (const NamedTensor& f : lg.fetches) handed_out[f.tensor] = 1;
+  for (const Variable& v : g.variables)
+    if (v.next != kNone) handed_out[v.next] = 1;
+  std::vector<std::pair<OpId, bool>> place(g.ops.size());  // before which op, and whether that is the op itself
+  bool moved = false;
+  for (size_t i = g.ops.size(); i-- > 0;) {
+    Op& op = g.ops[i];
+    place[i] = {static_cast<OpId>(i), true};
+    const bool moves = op.code == OpCode::k_all_gather || op.code == OpCode::k_all_to_all;
+    if (!moves || op.phase != Phase::kForward || op.region != Region::kBody || op.inputs.size() != 1) continue;
+    const auto r = readers[op.outputs[0]];
+    if (r.empty() || handed_out[op.outputs[0]] || std::ranges::any_of(r, [&](OpId k) {
+          return g.op(k).phase != Phase::kBackward || g.op(k).region != Region::kBody || g.op(k).stage != op.stage;
+        }))
+      continue;
+    op.phase = Phase::kBackward;
+    place[i] = {place[r[0]].first, false};
+    for (const OpId k : r) place[i].first = std::min(place[i].first, place[k].first);
+    moved = true;
+  }
+  if (!moved) return;
+  std::vector<OpId> order(g.ops.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](OpId i) { return place[i]; });
+  take_in_order(g, order);
+  for (Op& op : g.ops) op.origin = kNone;  // numbers have changed
+  compact(g, {});
 }
 
 void gather_for_weights(ShardedGraph& lg) {

@@ -27,6 +27,7 @@ struct Code {
 
 struct State {
   double cost = 0;
+  double alone = 0;   // where few layers stand for all: what these few cost; else `cost`
   int32_t back = -1;  // index of the step before in the trail
   // By tensor; what is not here is at its storage sharding, or replicated.
   std::vector<std::pair<TensorId, Code>> live;
@@ -43,7 +44,7 @@ struct Asked {
     TensorId id;
     SubAxis want;
     double times;                 // that the model moves it
-    double rounds = 0, halo = 0;  // seconds, beside those of the reshard; of all `times`
+    double rounds = 0, halo = 0;  // seconds, beside those of the reshard
   };
   OpCut cut;
   std::vector<Read> reads;
@@ -187,6 +188,8 @@ class Chooser {
     if (at != state.live.end() && at->first == id) return at->second;
     return state.live.insert(at, {id, find(state, id)})->second;
   }
+
+  static void pay(State& state, double times, double seconds) { state.cost += times * seconds, state.alone += seconds; }
 
   // How often the model moves such an operand to such an op.
   double times(TensorId id, const Op& op) const {
@@ -354,8 +357,8 @@ class Chooser {
       fixed = {p_.samples[i]};
     else
       fixed = {{}};
-    const double work =
-        p_.tasks.share(op).layers * op_seconds(cost_of(g_, op), cost_.device) * (p_.trains ? cost_.passes : 1);
+    const double work = op_seconds(cost_of(g_, op), cost_.device) * (p_.trains ? cost_.passes : 1);
+    const double layers = p_.tasks.share(op).layers;
     std::vector<size_t> known;  // of each state in `out`, its hash
     std::vector<OpCut> tries;
     std::vector<Asked> asked;
@@ -370,7 +373,7 @@ class Chooser {
       for (const OpCut& cut : tries) {
         State& next = tried_;
         next = state;
-        next.cost += cut.present() ? work / static_cast<double>(n) : work;
+        pay(next, layers, cut.present() ? work / static_cast<double>(n) : work);
         if (n == 1) {
           next.live.clear();  // another stage: nothing is cut there
         } else if (cut.present()) {
@@ -393,8 +396,8 @@ class Chooser {
       }
     }
     drop_states(out, known.size());
-    if (out.size() > kStates) {
-      std::stable_sort(out.begin(), out.end(), [](const State& a, const State& b) { return a.cost < b.cost; });
+    if (out.size() > kStates) {  // as of a model of these layers: what many count for hides what one of them decides
+      std::stable_sort(out.begin(), out.end(), [](const State& a, const State& b) { return a.alone < b.alone; });
       drop_states(out, kStates);
     }
   }
@@ -423,7 +426,7 @@ class Chooser {
         read.want = piece;
         read.rounds = (p_.trains ? 2 : 1) * seconds(id, op, received_bytes({}, 1, ways(op)));
       }
-      if (carries && f.reads_through(x)) read.halo = read.times * halo_seconds(id, op, f.window);
+      if (carries && f.reads_through(x)) read.halo = halo_seconds(id, op, f.window);
     }
     for (size_t y = 0; y < op.outputs.size(); ++y) {
       if (op.outputs[y] == kNone) continue;
@@ -439,8 +442,8 @@ class Chooser {
 
   void apply(State& state, const Op& op, const Asked& asked) const {
     for (const Asked::Read& read : asked.reads) {
-      state.cost += read.times * (reshard_cost(place(state, read.id), read.id, op, read.want, true) + read.rounds);
-      state.cost += read.halo;
+      pay(state, read.times, reshard_cost(place(state, read.id), read.id, op, read.want, true) + read.rounds);
+      pay(state, read.times, read.halo);
     }
     for (const auto& [id, code] : asked.made) place(state, id) = code;
   }
@@ -471,7 +474,7 @@ class Chooser {
     }
     for (const TensorId id : op.inputs) {
       if (id == kNone || g_.tensor(id).kind == TensorKind::kStep) continue;
-      state.cost += times(id, op) * reshard_cost(place(state, id), id, op, {}, false);
+      pay(state, times(id, op), reshard_cost(place(state, id), id, op, {}, false));
     }
   }
 

@@ -173,6 +173,21 @@ TEST_CASE("an estimate of a deep model on unlike devices is within 2 % of the pl
   }
 }
 
+// A split cuts the first layer unlike the others, and has more places of a table to weigh while it does.
+TEST_CASE("an estimate of a deep model with a tied embedding and unlike shares is within 2 % of the plan") {
+  Gpt s;
+  s.batch = 96, s.layers = 24, s.dim = 1536, s.heads = 12, s.seq = 1024, s.vocab = 50304, s.tied = true;
+  const Graph graph = graph_of(s);
+  const Row row{"3xA100-80GB|9xT4", "replica(4) > split(3)", 1, 0, Recompute::kNone, 0, Precision::kBFloat16};
+  CHECK(is_condensed(graph, row));
+  check_within_two_percent(graph, row);
+  const std::vector<DeviceSpec> devices = parse_devices(row.devices);
+  CompileOptions options = options_of(row);
+  const double seconds = estimate(graph, devices, options).seconds;
+  options.fetch = {"loss"};  // all layers are looked at
+  CHECK(seconds == doctest::Approx(estimate(graph, devices, options).seconds).epsilon(0.02));
+}
+
 TEST_CASE("an estimate of a deep model without scopes, or with shared weights, is within 2 % of the plan") {
   const Graph plain = squares(40, false), shared = squares(40, true);
   CHECK(is_condensed(plain, {"null:1", "local"}));

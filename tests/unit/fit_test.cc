@@ -209,6 +209,37 @@ TEST_CASE("what a split gathered is gathered again for the backward pass, bit by
   CHECK(small::train(none, 2, 32) == small::train(selective, 2, 32));
 }
 
+// A stage would hold what it gathers in the forward pass for every micro-batch on its way back.
+TEST_CASE("where memory is short, nothing is gathered in the forward pass for the backward pass alone") {
+  const small::Model m = small::gpt(16, OptimizerKind::kAdamW, 4, 128, 64, 64, 8);
+  const auto of_backward = [](const Plan& plan) {
+    size_t n = 0;
+    for (const Program& p : plan.entries[0].programs)
+      for (const Segment& s : p.segments) {
+        if (!s.name.starts_with("forward.")) continue;
+        const auto reads = [](const Instruction& i, BufferId id) { return std::ranges::count(i.in, id) > 0; };
+        for (const Instruction& i : s.instructions)
+          if (i.op() == OpCode::k_all_gather || i.op() == OpCode::k_all_to_all)
+            n += std::ranges::none_of(p.buffers, [&](const Buffer& b) { return b.alias == i.out[0]; }) &&
+                 std::ranges::none_of(s.instructions, [&](const Instruction& r) { return reads(r, i.out[0]); });
+      }
+    return n;
+  };
+  const auto plan_at = [&](double price, Recompute recompute) {
+    CompileOptions options;
+    options.strategy = "pipeline(2, micro_batches=4) > split(4)";
+    options.recompute = recompute;
+    options.memory_price = price;
+    return compile(m.g, parse_devices("ref:8", {0, 1, 2, 3}), options);
+  };
+  const Plan none = plan_at(4, Recompute::kNone), full = plan_at(4, Recompute::kFull);
+  CHECK(of_backward(none) == 0);
+  CHECK(of_backward(full) == 0);
+  const small::Trained trained = small::train(none, 2, 64);
+  CHECK(trained == small::train(full, 2, 64));
+  CHECK(small::distance(trained, small::train(plan_at(1, Recompute::kNone), 2, 64)) < 1e-4);  // has other cuts
+}
+
 // Between the backward pass and the weights' gradients, which wait: of every micro-batch parts alone are kept.
 TEST_CASE("zero-bubble schedules keep nothing gathered for what they put off, bit by bit the same") {
   const small::Model m = small::gpt(8, OptimizerKind::kAdamW, 4, 64, 128, 32);
