@@ -5,6 +5,7 @@
 
 #include "base/philox.h"
 #include "base/text.h"
+#include "base/thread_seconds.h"
 #include "base/watch.h"
 #include "compile/automatic.h"
 #include "compile/checks.h"
@@ -100,12 +101,25 @@ struct Nearest {
     const Shortage lacks = shortage_of(mine);
     if (!plan || lacks.bytes < shortage.bytes) shortage = lacks, plan = std::move(mine), options = made_with;
   }
-  // Those that lack less by their estimate.
+  // Those that lack less by their estimate, than this plan and than this plan's own estimate: where memory can cost what
+  // it will and the plan is the same, the estimates are.
   void judge_at(const std::vector<double>& prices, const Graph& graph, const std::vector<DeviceSpec>& devices,
                 const CompileOptions& with) {
-    for (const double price : prices)
-      if (!plan || missing_bytes(estimate_at(graph, devices, with, price), devices) < shortage.bytes)
-        judge(make_plan(graph, devices, with, price, true), with);
+    const auto estimated = [&](const CompileOptions& made_with, double price) {
+      return missing_bytes(estimate_at(graph, devices, made_with, price), devices);
+    };
+    std::optional<int64_t> own;
+    for (const double price : prices) {
+      if (plan) {
+        const int64_t lacks = estimated(with, price);
+        if (lacks >= shortage.bytes) continue;
+        if (!own) own = estimated(options, plan->memory_price);
+        if (lacks > 0 && lacks >= *own) continue;
+      }
+      const double before = plan ? plan->memory_price : 0;
+      judge(make_plan(graph, devices, with, price, true), with);
+      if (plan->memory_price != before) own.reset();
+    }
   }
 };
 
@@ -179,9 +193,14 @@ std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpe
     return with_warmups ? with_faster_pipeline(graph, devices, options, std::move(*plan)) : std::move(*plan);
   if (std::optional<Plan> plan = plan_with_rooms(graph, devices, nearest)) return plan;
   if (std::optional<Plan> plan = plan_in_other_order(graph, devices, options, nearest)) return plan;
-  Plan plan = make_plan(graph, devices, options, last_price(options), true);
-  if (shortage_of(plan).bytes == 0) return plan;
-  nearest.judge(std::move(plan), options);
+  const double last = last_price(options);
+  if (is_hopeless(graph, devices, options, last)) {
+    nearest.left_out.insert(nearest.left_out.begin(), last);
+  } else {
+    Plan plan = make_plan(graph, devices, options, last, true);
+    if (shortage_of(plan).bytes == 0) return plan;
+    nearest.judge(std::move(plan), options);
+  }
   nearest.judge_at(nearest.left_out, graph, devices, options);
   return nearest.shortage.bytes == 0 ? std::move(nearest.plan) : std::nullopt;
 }
@@ -190,11 +209,14 @@ std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpe
 Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                        const CompileOptions& asked) {
   Nearest nearest;
+  const double began = thread_seconds();
   if (std::optional<Plan> plan = find_fitting(graph, devices, options, nearest, true)) return std::move(*plan);
+  RemedyEffort effort;
+  effort.plans = std::max(effort.plans, 2 * (thread_seconds() - began));  // a remedy is planned as this was
   const Plan& plan = *nearest.plan;
   const Shortage& shortage = nearest.shortage;
   const auto entry = std::ranges::find(plan.entries, shortage.entry, &Entry::name);
-  throw does_not_fit(plan, *entry, shortage, remedies_for(graph, devices, asked, plan, shortage));
+  throw does_not_fit(plan, *entry, shortage, remedies_for(graph, devices, asked, plan, shortage, effort));
 }
 
 // One more entry, as a session would plan it.

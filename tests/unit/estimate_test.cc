@@ -277,3 +277,13 @@ TEST_CASE("property: where memory is worth more to a model, its plan keeps the p
   }
   CHECK(dearer > 20);
 }
+
+TEST_CASE("where the price of memory changes nothing, what does not fit is not planned again") {
+  const Graph graph = graph_of(Gpt{.layers = 24, .batch = 10, .seq = 64, .dim = 64, .heads = 4, .vocab = 64});
+  CompileOptions options{.strategy = "replica", .accumulation = 2};
+  options.zero = 3, options.bucket_bytes = 65536, options.verify_passes = false;
+  size_t whole = 0;  // plans that were made to the end
+  options.dump = [&](std::string_view pass, const std::string&) { whole += pass == "plan"; };
+  CHECK_THROWS_AS(compile(graph, parse_devices("null-8MB:4"), options), Error);
+  CHECK(whole == 0);
+}

@@ -93,3 +93,29 @@ TEST_CASE("a thousand blocks lie where a search of all of them puts them") {
   REQUIRE(bytes == plan.peak_live);  // so no other order is tried
   CHECK(plan.offsets == want);
 }
+
+// Of lives without a pattern, also where blocks of other times lie across one another.
+TEST_CASE("blocks of any lives lie where a search of all of them puts them, where that order is the best") {
+  size_t compared = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    uint64_t state = seed;
+    const auto below = [&](uint64_t n) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      return static_cast<int64_t>((state >> 33) % n);
+    };
+    std::vector<Block> blocks;
+    for (int k = 0; k < 400; ++k) {
+      const int64_t first = below(200);
+      blocks.push_back({below(8) * 64 * (1 + below(1 + seed)), first, first + below(seed % 2 ? 12 : 150)});
+    }
+    const std::vector<int64_t> want = largest_first(blocks);
+    int64_t bytes = 0;
+    for (size_t i = 0; i < blocks.size(); ++i) bytes = std::max(bytes, want[i] + aligned(blocks[i].bytes));
+    const MemoryPlan plan = plan_memory(blocks);
+    CHECK(plan.bytes <= bytes);
+    if (plan.bytes < bytes) continue;
+    CHECK(plan.offsets == want);
+    ++compared;
+  }
+  CHECK(compared > 0);
+}
