@@ -101,8 +101,8 @@ struct Nearest {
     const Shortage lacks = shortage_of(mine);
     if (!plan || lacks.bytes < shortage.bytes) shortage = lacks, plan = std::move(mine), options = made_with;
   }
-  // Those that lack less by their estimate, than this plan and than this plan's own estimate: where memory can cost what
-  // it will and the plan is the same, the estimates are.
+  // Those that lack less by their estimate, than this plan and than this plan's own estimate: where memory can cost
+  // what it will and the plan is the same, the estimates are.
   void judge_at(const std::vector<double>& prices, const Graph& graph, const std::vector<DeviceSpec>& devices,
                 const CompileOptions& with) {
     const auto estimated = [&](const CompileOptions& made_with, double price) {

@@ -142,13 +142,15 @@ class Remedying {
   void estimate_together(const Measured& base, const std::vector<Measured>& singles, bool offload) {
     constexpr size_t kMost = 100;  // estimates
     std::vector<Guess> guesses = changes_.combined(base, singles);
-    // Guesses are not exact: what lacks a little may fit.
+    // Guesses are not exact: what lacks a little may fit, and is looked at behind what lacks nothing.
     int64_t least = INT64_MAX;
     for (const DeviceSpec& d : devices_)
       if (d.memory_bytes > 0) least = std::min(least, d.memory_bytes);
     const auto hopeful = [&](const Guess& g) { return g.missing <= 0.2 * static_cast<double>(least); };
     std::ranges::stable_sort(guesses, [&](const Guess& a, const Guess& b) {
-      const auto key = [&](const Guess& g) { return std::tuple(!hopeful(g), hopeful(g) ? g.seconds : g.missing); };
+      const auto key = [&](const Guess& g) {
+        return std::tuple(!hopeful(g), g.missing > 0, hopeful(g) ? g.seconds : g.missing);
+      };
       return key(a) < key(b);
     });
     // First what saves most: whether anything fits, and the least memory there is.
@@ -159,7 +161,7 @@ class Remedying {
       if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
         continue;
       // The rest is not likely to fit, or to be among the fastest that do.
-      if (fitting(hopeful(guess) ? guess.seconds : std::numeric_limits<double>::infinity()) >= 2 * kTold) break;
+      if (fitting(hopeful(guess) ? guess.seconds : std::numeric_limits<double>::infinity()) >= 2 * kTold) continue;
       if (++estimates > kMost) {
         out_.out_of_time = true;
         break;

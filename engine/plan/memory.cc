@@ -45,7 +45,7 @@ class Times {
   }
 
  private:
-  std::vector<int64_t> times_;     // rising
+  std::vector<int64_t> times_;      // rising
   std::vector<uint64_t> masks_{0};  // [k]: of the k earliest
 };
 
