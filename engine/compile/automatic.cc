@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/heap.h"
 #include "base/side_by_side.h"
 #include "base/text.h"
 #include "base/thread_seconds.h"
@@ -328,6 +329,7 @@ class Search {
 Found search(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options) {
   check_prices(devices, options.search);
   check_graph(graph, options);
+  keep_heap();
   return stoppable([&] { return Search(graph, devices, options).run(); });
 }
 

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/heap.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
 #include "compile/checks.h"
@@ -245,6 +246,7 @@ CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& dev
 }
 
 Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
+  keep_heap();
   return stoppable([&] {
     const CompileOptions options = with_rooms(graph, devices, without_idle(asked, graph));
     Estimate out;
