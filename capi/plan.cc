@@ -135,6 +135,7 @@ struct Request {
     options.max_bytes = engine->limits.plan_bytes;
     if (given.cancel != nullptr) cancel = given.cancel->cancel;
     timeout_seconds = given.timeout_seconds;
+    care = flag(given.quick, "options.quick") ? Care::kQuick : Care::kChecked;
     watch();  // throws for a timeout that is none
   }
   Watch watch() const { return Watch("planning", cancel == nullptr ? nullptr : &cancel->flag(), timeout_seconds); }
@@ -151,13 +152,14 @@ struct Request {
   }
   Estimate estimate() const {
     const Watch watching = watch();
-    return whale::estimate(*graph, devices, options);
+    return whale::estimate(*graph, devices, options, care);
   }
 
   std::shared_ptr<const Graph> graph;
   InitFiles init_files;
   std::vector<DeviceSpec> devices;
   CompileOptions options;
+  Care care = Care::kChecked;  // of an estimate
   std::shared_ptr<const Cancel> cancel;
   double timeout_seconds = 0;
   std::shared_ptr<Log> log;

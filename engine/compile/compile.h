@@ -61,9 +61,14 @@ Entry compile_entry(const Plan& plan, std::string_view name, int64_t batch);
 // found by planning Plan::source once more. Thread-safe.
 std::vector<ReshardRow> reshards_of(const Plan& plan);
 
+// kQuick: for comparisons of many choices. Few like layers say of all what nobody checks by one layer more.
+enum class Care : uint8_t { kChecked, kQuick };
+
 // What the first entry takes in memory and time, of the plan that `compile` would make, also where that does not fit:
-// without the other entry, verification and a file. Thread-safe.
-Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {});
+// without the other entry, verification and a file; quickly also of the pipeline as it is, though another may be faster
+// (faster_pipeline.h). Thread-safe.
+Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options = {},
+                  Care care = Care::kChecked);
 
 // Every cut of the first entry, as it was chosen, with what it costs; found in the same way. Thread-safe.
 ChoiceReport choices_of(const Plan& plan);

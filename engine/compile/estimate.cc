@@ -238,22 +238,25 @@ Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, Compil
   return best;
 }
 
-CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options) {
+CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options,
+                          Care care) {
   if (!are_unlike(devices) || std::ranges::none_of(devices, [](const DeviceSpec& d) { return d.memory_bytes > 0; }))
     return options;
   const double price = options.memory_price;
-  return fitted(graph, devices, std::move(options), price, Rooms(devices)).options;
+  return fitted(graph, devices, std::move(options), price, Rooms(devices), care).options;
 }
 
-Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked) {
+Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& asked, Care care) {
   keep_heap();
   return stoppable([&] {
-    const CompileOptions options = with_rooms(graph, devices, without_idle(asked, graph));
+    const CompileOptions as_asked = without_idle(asked, graph);
+    if (care == Care::kQuick) check_graph(graph, as_asked);
+    const CompileOptions options = with_rooms(graph, devices, as_asked, care);
     Estimate out;
     double price = options.memory_price;  // that least is missing at
     std::vector<double> left_out;
     const auto try_at = [&](double at) {
-      const Estimate mine = estimate_at(graph, devices, options, at);
+      const Estimate mine = estimate_at(graph, devices, options, at, care);
       const int64_t missing = missing_bytes(mine, devices);
       if (out.classes.empty() || missing < missing_bytes(out, devices)) out = mine, price = at;
       return missing == 0;
@@ -263,9 +266,10 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
       if (k > 0 && is_hopeless(graph, devices, options, at))
         left_out.push_back(at);
       else if (try_at(at))
-        return of_faster_pipeline(graph, devices, options, at).value_or(std::move(out));
+        return care == Care::kQuick ? std::move(out)
+                                    : of_faster_pipeline(graph, devices, options, at).value_or(std::move(out));
     }
-    const Fitted other = fitted(graph, devices, options, price, Rooms(devices));
+    const Fitted other = fitted(graph, devices, options, price, Rooms(devices), care);
     if (other.missing < missing_bytes(out, devices)) out = other.estimate;
     if (missing_bytes(out, devices) == 0 || try_at(last_price(options))) return out;
     for (const double at : left_out)

@@ -40,6 +40,7 @@ struct Fitted {
 Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
               Rooms rooms, Care care = Care::kChecked);
 // The same where devices are unlike; else the options as they are, which a plan tries first.
-CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options);
+CompileOptions with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options,
+                          Care care = Care::kChecked);
 
 }  // namespace whale

@@ -25,10 +25,8 @@ void check_graph(const Graph& graph, const CompileOptions& options);
 // The graph with the options in it: what Plan::source keeps, when it has its micro-batches too.
 Graph source_of(const Graph& graph, const CompileOptions& options);
 
-// kQuick: for comparisons, of a graph that is known to hold (check_graph).
-enum class Care : uint8_t { kChecked, kQuick };
-// The source, checked, scoped out, and with its micro-batches: those of the pipeline, or its own
-// (training.accumulation).
+// The source, checked (quickly: known to hold, check_graph), scoped out, and with its micro-batches: those of the
+// pipeline, or its own (training.accumulation).
 Scoped prepare(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                double memory_price, Care care = Care::kChecked);
 

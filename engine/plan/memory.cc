@@ -31,16 +31,14 @@ struct Placed {
 // Of the blocks of a shelf, a bit each by their place on it: those whose time is not later than one that is asked for.
 class Times {
  public:
-  uint64_t until(int64_t time) const {
-    return masks_[static_cast<size_t>(std::ranges::upper_bound(times_, time) - times_.begin())];
-  }
+  uint64_t until(int64_t time) const { return masks_[std::ranges::upper_bound(times_, time) - times_.begin()]; }
   // Of a block that comes to this place; those from there on go up by one.
   void insert(int64_t time, size_t place) {
     const uint64_t bit = uint64_t{1} << place, below = bit - 1;
     for (uint64_t& mask : masks_) mask = (mask & below) | (mask & ~below) << 1;
     const auto at = std::ranges::upper_bound(times_, time) - times_.begin();
     times_.insert(times_.begin() + at, time);
-    masks_.insert(masks_.begin() + at, masks_[static_cast<size_t>(at)]);
+    masks_.insert(masks_.begin() + at, masks_[at]);
     for (auto mask = masks_.begin() + at + 1; mask != masks_.end(); ++mask) *mask |= bit;
   }
 
@@ -113,8 +111,8 @@ class Shelves {
       const uint64_t live = shelf.live(first, last), linked = need > 0 ? shelf.linked : 0;  // nothing has room anywhere
       uint64_t begins = live & ~(live << 1 & linked), ends = live & ~((live & linked) >> 1);
       for (; begins != 0; begins &= begins - 1, ends &= ends - 1) {
-        if (before(shelf.blocks[static_cast<size_t>(std::countr_zero(begins))].begin)) return best;
-        end = std::max(end, shelf.blocks[static_cast<size_t>(std::countr_zero(ends))].end);
+        if (before(shelf.blocks[std::countr_zero(begins)].begin)) return best;
+        end = std::max(end, shelf.blocks[std::countr_zero(ends)].end);
       }
     }
     return best >= 0 ? best : end;

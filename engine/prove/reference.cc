@@ -111,10 +111,10 @@ void Reference::index() {
     }
     const bool uniform = is_uniform(op, reads.roots);
     std::vector<OpId>& alike = reads_[reads];
-    const auto twin = std::find_if(alike.begin(), alike.end(), [&](OpId other) {
+    const auto twin = std::ranges::find_if(alike, [&](OpId other) {
       const Op& o = g_.op(other);
       return uniform ? o.key == op.key && same_attrs(o.attrs, op.attrs)
-                     : same_op(g_, o, op) || same_beside_numbers(o, op) || same_product(o, op);
+                     : same_op(g_, o, op) || same_product(o, op) || same_elements(o, op);
     });
     if (twin == alike.end()) {
       alike.push_back(static_cast<OpId>(i));
@@ -123,7 +123,12 @@ void Reference::index() {
         if (uniform && id != kNone) values_.emplace(id, std::numeric_limits<double>::quiet_NaN());
       continue;
     }
-    for (size_t k = 0; k < op.outputs.size(); ++k) root_[op.outputs[k]] = root(g_.op(*twin).outputs[k]);
+    const Op& same = g_.op(*twin);
+    for (size_t k = 0; k < op.outputs.size(); ++k) root_[op.outputs[k]] = root(same.outputs[k]);
+    // A plan may run it in either shape.
+    if (!uniform && g_.tensor(same.outputs[0]).dims != g_.tensor(op.outputs[0]).dims && !same_op(g_, same, op) &&
+        !same_product(same, op))
+      alike.push_back(static_cast<OpId>(i));
   }
   find_gradients();
   find_shared();
@@ -374,14 +379,30 @@ TensorId Reference::zero_like(TensorId id) {
   return at->second;
 }
 
-// The same op of each element, beside numbers of whatever shape.
-bool Reference::same_beside_numbers(const Op& a, const Op& b) const {
-  const auto dims = [&](TensorId id) { return g_.tensor(id).dims; };
-  bool alike = has_flag(a.code, kElementwise) && !has_flag(a.code, kRandom) && !has_flag(a.code, kOffsetAware) &&
-               a.key == b.key && same_attrs(a.attrs, b.attrs) && dims(a.outputs[0]) == dims(b.outputs[0]);
-  for (size_t i = 0; alike && i < a.inputs.size(); ++i)
-    alike = a.inputs[i] == kNone || constant(root(a.inputs[i])) || dims(a.inputs[i]) == dims(b.inputs[i]);
-  return alike;
+// Of an op of each element: the sizes of what its result's dimensions are, and which operands have them (a bit each),
+// as long as the same ones do. Numbers are of any shape.
+std::vector<std::pair<int64_t, uint64_t>> Reference::broadcasts(const Op& op) const {
+  std::vector<std::pair<int64_t, uint64_t>> out;
+  const Dims& dims = g_.tensor(op.outputs[0]).dims;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    uint64_t has = 0;
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (op.inputs[i] == kNone || constant(root(op.inputs[i]))) continue;
+      const Dims& in = g_.tensor(op.inputs[i]).dims;
+      const size_t lacks = dims.size() - in.size();
+      if (d >= lacks && in[d - lacks] != 1) has |= uint64_t{1} << i;
+    }
+    if (dims[d] == 1) continue;
+    if (out.empty() || out.back().second != has) out.emplace_back(1, has);
+    out.back().first *= dims[d];
+  }
+  return out;
+}
+
+// The same op of each element in the same order, in whatever shape.
+bool Reference::same_elements(const Op& a, const Op& b) const {
+  return has_flag(a.code, kElementwise) && !has_flag(a.code, kRandom) && !has_flag(a.code, kOffsetAware) &&
+         a.key == b.key && a.inputs.size() < 64 && same_attrs(a.attrs, b.attrs) && broadcasts(a) == broadcasts(b);
 }
 
 // Products of the same rows, in whatever shape.

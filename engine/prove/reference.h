@@ -93,7 +93,8 @@ class Reference {
     size_t operator()(const Reads& reads) const;
   };
   void index();
-  bool same_beside_numbers(const Op& a, const Op& b) const;
+  std::vector<std::pair<int64_t, uint64_t>> broadcasts(const Op& op) const;
+  bool same_elements(const Op& a, const Op& b) const;
   bool same_product(const Op& a, const Op& b) const;
   TensorId zero_like(TensorId id);
   bool makes_another(const Op& op, const TensorIds& roots) const;    // a number that is not zero, or none (0 / 0)

@@ -110,12 +110,14 @@ std::vector<std::string> notes_of(const Plan& plan) {
                     "by the cost model. factor=columns, or heads, experts, asks for parts of them ('{}').",
                     bytes_text(whole), cut > 0 ? bytes_text(cut) : "none", plan.strategy));
   if (const int64_t gathered = gathered_for_step(plan, e.programs[0]);
-      gathered > variables_of_device(plan, e.rows[0].device).parameters)
+      gathered > variables_of_device(plan, e.rows[0].device).parameters) {
+    const bool chosen = plan.strategy.find("factor=") == std::string::npos;
     notes.push_back(fmt::format(
         "Weights of {} are put together along a split once a step and lie whole on each of its devices until "
-        "its end: that takes least time by the cost model. factor=columns, or heads, experts, leaves them "
-        "in parts ('{}').",
-        bytes_text(static_cast<double>(gathered)), plan.strategy));
+        "its end: that takes least time by the cost model{} ('{}').",
+        bytes_text(static_cast<double>(gathered)),
+        chosen ? ". factor=columns, or heads, experts, leaves most of them in parts" : "", plan.strategy));
+  }
   if (plan.options.gradient_dtype)
     notes.push_back(
         replicas

@@ -16,11 +16,16 @@ class Ways {
   Ways(const CutProblem& problem, const Forms& forms, const Placed& placed, size_t axis)
       : p_(problem), forms_(forms), op_(placed), a_(axis), n_(problem.axes.size(axis, placed.op.stage)) {}
 
-  // `comes`: per operand, how it comes to lie for another reader anyway; empty: no operand does.
-  OpCut cheapest(const std::vector<SubAxis>& comes) const;
+  // How an operand comes to lie for another reader anyway: so cut, or whole.
+  struct Copy {
+    bool whole = false;
+    SubAxis cut = {};
+  };
+  // `copies`: per operand; empty: there are none.
+  OpCut cheapest(const std::vector<Copy>& copies) const;
   // The gradients of one forward op read the same gradient: what one that is chosen later takes by itself is free for
   // this one.
-  std::vector<SubAxis> comes_for_others() const;
+  std::vector<Copy> copies_for_others() const;
 
  private:
   // Where the results are wanted: a gradient where its parameter lives, or as the value whose gradient it is; a
@@ -33,7 +38,8 @@ class Ways {
   bool passes_terms() const { return !linear_parts(op_, a_, p_.options.exact && p_.micro_batches > 1).empty(); }
   // `f`: null when nothing is cut.
   double moved_bytes(const Factor* f, const OpCut& cut, const std::vector<const AxisSharding*>& wanted,
-                     const std::vector<SubAxis>& comes) const;
+                     const std::vector<Copy>& copies) const;
+  double work_seconds(const Factor* f) const;
   bool of_parameters(TensorId gradient) const;
   double held_bytes(const Factor* f) const;
   double added_bytes(const Factor* f) const;
@@ -67,7 +73,7 @@ std::vector<const AxisSharding*> Ways::wanted_results() const {
 
 // Of the operands before the op, and of the results after it.
 double Ways::moved_bytes(const Factor* f, const OpCut& cut, const std::vector<const AxisSharding*>& wanted,
-                         const std::vector<SubAxis>& comes) const {
+                         const std::vector<Copy>& copies) const {
   double moved = 0;
   const bool terms = f == nullptr && passes_terms();
   for (size_t i = 0; i < op_.op.inputs.size(); ++i) {
@@ -77,7 +83,7 @@ double Ways::moved_bytes(const Factor* f, const OpCut& cut, const std::vector<co
     const bool sum = now.placement == Placement::kPartial;
     if (sum && terms) continue;
     const SubAxis want = cuts ? sub_axis_part(f->inputs[i], cut.sub) : SubAxis{};
-    if (cuts && !comes.empty() && comes[i].present() && comes[i] == want) continue;
+    if (!copies.empty() && (copies[i].whole || (cuts && copies[i].cut.present() && copies[i].cut == want))) continue;
     const double held = operand_bytes(i);
     if (sum || (now.placement == Placement::kShard && !(cuts && now.sub_axis == want)))
       moved += received_bytes({sum, cuts}, held, n_);
@@ -93,6 +99,32 @@ double Ways::moved_bytes(const Factor* f, const OpCut& cut, const std::vector<co
     if (!cuts || (wanted[o] && !there)) moved += received_bytes({!cuts, to_shard}, result_bytes(o), n_);
   }
   return moved;
+}
+
+// Of the op over the step. Where the shapes of a product say how fast it is, it has those that a device would see, by
+// what is settled already: whole operands are read by all.
+double Ways::work_seconds(const Factor* f) const {
+  const Op& op = op_.op;
+  const DeviceRates& device = p_.axes.tasks.cost.device;
+  if (device.curve == nullptr || !has_flag(op.code, kProduct))
+    return op_seconds(cost_of(p_.graph, op), device) / static_cast<double>(f ? n_ : 1);
+  bool in_body = false;
+  const auto cut = [&](TensorType& type, const Sharding* sharding, const std::vector<SubAxis>* carried, size_t k) {
+    for (size_t b = 0; sharding != nullptr && b < a_; ++b) {
+      if (sharding->axes[b].placement != Placement::kShard) continue;
+      in_body |= b == kTime;
+      int64_t& extent = type.dims[sharding->axes[b].sub_axis.dim];
+      extent = std::max<int64_t>(1, extent / p_.axes.size(b, op.stage));
+    }
+    if (carried && carries(*carried, k)) {
+      int64_t& extent = type.dims[(*carried)[k].dim];
+      extent = std::max<int64_t>(1, extent / n_);
+    }
+  };
+  OpView view = view_of(p_.graph, op);
+  for (size_t i = 0; i < view.inputs.size(); ++i) cut(view.inputs[i], op_.in[i], f ? &f->inputs : nullptr, i);
+  for (size_t o = 0; o < view.outputs.size(); ++o) cut(view.outputs[o], op_.out[o], f ? &f->outputs : nullptr, o);
+  return op_seconds(view, device) * static_cast<double>(in_body ? p_.micro_batches : 1);
 }
 
 // A gradient that all micro-batches have a term of.
@@ -129,9 +161,9 @@ double Ways::added_bytes(const Factor* f) const {
   return static_cast<double>(p_.micro_batches) * p_.axes.tasks.cost.add_passes * added;
 }
 
-std::vector<SubAxis> Ways::comes_for_others() const {
+std::vector<Ways::Copy> Ways::copies_for_others() const {
   const Op& op = op_.op;
-  std::vector<SubAxis> out;
+  std::vector<Copy> out;
   if (op.phase != Phase::kBackward || op.origin == kNone) return out;
   const auto moves = [&](TensorId id) {
     const auto at = std::ranges::find(op.inputs, id);
@@ -155,8 +187,8 @@ std::vector<SubAxis> Ways::comes_for_others() const {
     out.resize(op.inputs.size());
     for (size_t k = 0; k < other.inputs.size(); ++k)
       for (size_t i = 0; i < op.inputs.size(); ++i)
-        if (op.inputs[i] == other.inputs[k] && carries(f.inputs, k) && !f.reads_through(k))
-          out[i] = sub_axis_part(f.inputs[k], cut.sub);
+        if (op.inputs[i] == other.inputs[k] && !f.reads_through(k))
+          out[i] = carries(f.inputs, k) ? Copy{false, sub_axis_part(f.inputs[k], cut.sub)} : Copy{true, {}};
   }
   return out;
 }
@@ -184,16 +216,15 @@ std::vector<OpCut> Ways::suggested(const std::vector<const AxisSharding*>& wante
   return out;
 }
 
-OpCut Ways::cheapest(const std::vector<SubAxis>& comes) const {
+OpCut Ways::cheapest(const std::vector<Copy>& copies) const {
   const std::vector<const AxisSharding*> wanted = wanted_results();
   const std::vector<OpCut> tries = suggested(wanted);
   if (tries.size() == 1) return {};
   const CostModel& cost = p_.axes.tasks.cost;
-  const double work = op_seconds(cost_of(p_.graph, op_.op), cost.device);
   const auto seconds = [&](const OpCut& cut) {
     const Factor* f = cut.present() ? &op_.factors.list[cut.factor] : nullptr;
-    return (f ? work / static_cast<double>(n_) : work) +
-           link_seconds(moved_bytes(f, cut, wanted, comes), 0, p_.axes.tasks.link(op_.op.stage, a_ - 1)) +
+    return work_seconds(f) +
+           link_seconds(moved_bytes(f, cut, wanted, copies), 0, p_.axes.tasks.link(op_.op.stage, a_ - 1)) +
            pass_seconds(added_bytes(f), cost.device) + cost.held_seconds(held_bytes(f));
   };
   OpCut best = tries[0];
@@ -207,7 +238,7 @@ OpCut Ways::cheapest(const std::vector<SubAxis>& comes) const {
 
 OpCut cheapest_cut(const CutProblem& problem, const Forms& forms, const Placed& placed, size_t axis) {
   const Ways ways(problem, forms, placed, axis);
-  return ways.cheapest(ways.comes_for_others());
+  return ways.cheapest(ways.copies_for_others());
 }
 
 }  // namespace whale

@@ -277,11 +277,13 @@ void Walk::settle_gradient(const Op& op, TensorId id) {
     if (now[a].placement != Placement::kPartial) continue;
     const AxisSharding want = settled_along(op, id, p->second, a);
     if (want.placement != Placement::kShard) continue;
-    // The gradient itself may be cut in ways that its parameter is not.
+    // The gradient itself may be cut in ways that its parameter is not; along a split it goes to where that lives.
     bool fits = true;
     for (size_t b = 1; b < p_.axes.axes(); ++b)
       if (b != a && now[b].placement == Placement::kShard)
-        fits &= compatible(p_.graph.tensor(id).dims, now[b].sub_axis, want.sub_axis);
+        fits &= compatible(p_.graph.tensor(id).dims, now[b].sub_axis, want.sub_axis) ||
+                (p_.axes.role(op, b) != AxisRole::kReplica && !p_.options.exact && !p_.options.adasum &&
+                 goes_first(now[b], out_.shardings[p->second].axes[b], want, p_.graph.tensor(id).dims, false));
     if (!fits) continue;
     ReadForm whole = forms_.as_made(id);
     forms_.to_sharding(whole, id, op, a, want);

@@ -16,6 +16,17 @@ std::vector<size_t> settling_order(const Axes& axes, const Op& op) {
   return out;
 }
 
+bool goes_first(const AxisSharding& along_split, const AxisSharding& lives, const AxisSharding& want, const Dims& dims,
+                bool all) {
+  const auto beside_want = [&](const AxisSharding& x) {
+    return want.placement != Placement::kShard ||
+           (!(x.sub_axis == want.sub_axis) && compatible(dims, x.sub_axis, want.sub_axis));
+  };
+  const bool cut = lives.placement == Placement::kShard && beside_want(lives);
+  if (along_split.placement == Placement::kPartial) return cut || all;
+  return along_split.placement == Placement::kShard && cut && !beside_want(along_split);
+}
+
 bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost) {
   const OpId producer = graph.tensor(id).producer;
   if (producer == kNone) return false;

@@ -58,6 +58,11 @@ std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
 // are farther from each other, sum parts.
 std::vector<size_t> settling_order(const Axes& axes, const Op& op);
 
+// Of a gradient that is about to be summed over replicas into `want`, as it is along a split and as its parameter lives
+// there: whether it goes there first, so that replicas sum parts. `all`: they sum in fewer bits, splits do not.
+bool goes_first(const AxisSharding& along_split, const AxisSharding& lives, const AxisSharding& want, const Dims& dims,
+                bool all);
+
 // Something small spread over a large tensor that lies so: what is small moves.
 bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost);
 

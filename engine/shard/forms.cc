@@ -122,31 +122,33 @@ void Forms::move(ReadForm& o, TensorId id, const Op& reader, size_t a, const Axi
   o.sharding = o.form->sharding;
 }
 
-bool Forms::combine_gradient(ReadForm& o, TensorId id, const Op& reader, size_t a) {
-  const bool narrow = p_.options.gradient_dtype && *p_.options.gradient_dtype != p_.graph.tensor(id).dtype;
-  std::vector<AxisSharding>& l = o.sharding.axes;
-  const TensorId gradient = p_.gradient_in(id);
-  const auto role = [&](size_t b) { return p_.axes.role(p_.graph.op(p_.graph.tensor(id).producer), b); };
-  if (!(narrow || p_.options.adasum) || l[a].combine != Combine::kSum || gradient == kNone ||
-      role(a) != AxisRole::kReplica)
-    return false;
-  if (p_.options.adasum) {
-    // A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
-    if (is(l[kTime], Placement::kPartial)) reduce_over_time(o.sharding, o.form);
-    for (size_t b = p_.axes.axes(); b-- > a + 1;)
-      if (is(l[b], Placement::kPartial)) to_sharding(o, id, reader, b, {});
-    reduce(o, id, reader, a);
-    return true;
-  }
-  const TensorId parameter = p_.parameter_of.at(gradient);
-  for (size_t b = p_.axes.axes(); b-- > 1;) {  // in its own type over splits
-    if (!is(l[b], Placement::kPartial) || role(b) == AxisRole::kReplica) continue;
+bool Forms::is_summed_over_replicas(const ReadForm& o, TensorId id, size_t a) const {
+  const AxisSharding& now = o.sharding.axes[a];
+  return is(now, Placement::kPartial) && now.combine == Combine::kSum && p_.gradient_in(id) != kNone &&
+         p_.axes.role(p_.graph.op(p_.graph.tensor(id).producer), a) == AxisRole::kReplica;
+}
+
+// A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
+void Forms::combine_by_adasum(ReadForm& o, TensorId id, const Op& reader, size_t a) {
+  if (is(o.sharding.axes[kTime], Placement::kPartial)) reduce_over_time(o.sharding, o.form);
+  for (size_t b = p_.axes.axes(); b-- > a + 1;)
+    if (is(o.sharding.axes[b], Placement::kPartial)) to_sharding(o, id, reader, b, {});
+  reduce(o, id, reader, a);
+}
+
+void Forms::sum_over_splits(ReadForm& o, TensorId id, const Op& reader, const AxisSharding& want) {
+  const TensorId parameter = p_.parameter_of.at(p_.gradient_in(id));
+  const Dims& dims = p_.graph.tensor(id).dims;
+  const std::vector<AxisSharding>& l = o.sharding.axes;
+  for (size_t b = p_.axes.axes(); b-- > 1;) {
+    if (p_.axes.role(p_.graph.op(p_.graph.tensor(id).producer), b) == AxisRole::kReplica) continue;
+    const AxisSharding lives = parameter == kNone ? AxisSharding{} : of(parameter).sharding.axes[b];
+    if (!goes_first(l[b], lives, want, dims, p_.options.gradient_dtype.has_value())) continue;
     Form* const own = o.form;
-    to_sharding(o, id, reader, b, parameter == kNone ? AxisSharding{} : of(parameter).sharding.axes[b]);
+    to_sharding(o, id, reader, b, lives);
     if (own)
       own->sharding = o.sharding, o.form = own, ++own->reductions;  // everyone who reads the gradient reads this sum
   }
-  return false;
 }
 
 // A smaller group's parts of a sum have no counterpart each in a larger one: groups sum theirs first.
@@ -196,6 +198,9 @@ void Forms::to_sharding(ReadForm& o, TensorId id, const Op& reader, size_t a, co
     if (cut) move(o, id, reader, a, want);
     return;
   }
+  const bool of_replicas = is_summed_over_replicas(o, id, a);
+  if (of_replicas && !p_.options.exact && !p_.options.adasum) sum_over_splits(o, id, reader, want);
+  if (of_replicas && !cut && is(l[a], Placement::kReplicate)) return;  // groups of unlike sizes came first
   for (size_t b = p_.axes.axes(); b-- > a + 1;) {
     if (!is(l[b], Placement::kShard)) continue;
     const SubAxis& inner = l[b].sub_axis;
@@ -208,7 +213,9 @@ void Forms::to_sharding(ReadForm& o, TensorId id, const Op& reader, size_t a, co
   if (is(l[a], Placement::kShard)) sum_in_groups(o, id, reader, a);
   if (is(l[a], Placement::kPartial)) {
     const Combine combine = l[a].combine;
-    if (!combine_gradient(o, id, reader, a)) {
+    if (of_replicas && p_.options.adasum) {
+      combine_by_adasum(o, id, reader, a);
+    } else {
       sum_in_groups(o, id, reader, a);
       if (is(l[a], Placement::kPartial) && (!cut || combine != Combine::kSum)) reduce(o, id, reader, a);
     }

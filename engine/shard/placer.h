@@ -53,8 +53,11 @@ class Placer {
   // placer_operands.cc
   // As the options say that gradients are combined between replicas; kNone: by a sum in its own type, as any other.
   TensorId combine_gradient(const Op& reader, TensorId id, size_t a, const AxisSharding& want);
-  // What a split's devices made of a gradient, in its own type: a part of it has terms that cancel in the sum, and
-  // would be rounded by their size. `want`: along the axis of replicas that comes next.
+  bool is_summed_over_replicas(TensorId id, size_t a);  // a parameter's gradient, that is to be
+  // What a split's devices made of a gradient goes to where its parameter lives there first, so that replicas, which
+  // are farther from each other, sum parts. Where those sum in fewer bits it does so anyway, in its own type: it has
+  // terms that cancel in the sum, and would be rounded by their size. `want`: along the axis of replicas that comes
+  // next.
   TensorId summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want);
   TensorId sliced(const Op& op, TensorId id, size_t a, const AxisSharding& want);
   // Can the producer make it cut from operands that are there (or free themselves)?

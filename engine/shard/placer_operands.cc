@@ -38,6 +38,8 @@ TensorId Placer::to_sharding(const Op& op, TensorId id, size_t a, const AxisShar
     const TensorId whole = whole_in_time(op, id);
     return cut ? sliced(op, whole, a, want) : whole;
   }
+  if (!options_.exact && !options_.adasum && is_summed_over_replicas(id, a))
+    if (const TensorId first = summed_over_splits(op, id, want); first != id) return to_sharding(op, first, a, want);
   // An inner cut of the same sub-axis, or of one that overlaps, is taken back first; its own axis comes later.
   for (size_t b = axes(); b-- > a + 1;) {
     if (placement(id, b) != Placement::kShard) continue;
@@ -69,12 +71,15 @@ TensorId Placer::to_sharding(const Op& op, TensorId id, size_t a, const AxisShar
   return id;
 }
 
+bool Placer::is_summed_over_replicas(TensorId id, size_t a) {
+  return placement(id, a) == Placement::kPartial && b_.out.at(id, a).combine == Combine::kSum &&
+         gradients_.in(b_, id) != kNone && b_.out.role(g().op(b_.producer(id)), a) == AxisRole::kReplica;
+}
+
 TensorId Placer::combine_gradient(const Op& reader, TensorId id, size_t a, const AxisSharding& want) {
   const DType exact = g().tensor(id).dtype;
   const bool narrow = options_.gradient_dtype && *options_.gradient_dtype != exact;
-  if (!(narrow || options_.adasum) || b_.out.at(id, a).combine != Combine::kSum || gradients_.in(b_, id) == kNone ||
-      b_.out.role(g().op(b_.producer(id)), a) != AxisRole::kReplica)
-    return kNone;
+  if (!(narrow || options_.adasum) || !is_summed_over_replicas(id, a)) return kNone;
   const bool cut = want.placement == Placement::kShard;
   if (options_.adasum) {
     // A replica's gradient is whole first: over its micro-batches, and over the replicas inside of it.
@@ -84,9 +89,6 @@ TensorId Placer::combine_gradient(const Op& reader, TensorId id, size_t a, const
     const TensorId made = b_.adasum(id, a);
     return cut ? sliced(reader, made, a, want) : made;
   }
-  id = summed_over_splits(reader, id, want);
-  if (placement(id, a) != Placement::kPartial)
-    return to_sharding(reader, id, a, want);  // groups of unlike sizes came first
   // Of a sum that waits for a bucket the cast waits too.
   const Op& source = g().op(b_.producer(id));
   const Phase phase = has_flag(source.code, kCollective) ? Phase::kUpdate : source.phase;
@@ -100,15 +102,15 @@ TensorId Placer::summed_over_splits(const Op& reader, TensorId id, const AxisSha
   const TensorId parameter = gradients_.parameter_of.at(gradients_.in(b_, id));
   const Dims dims = g().tensor(id).dims;
   for (size_t a = axes(); a-- > 1;) {
-    if (placement(id, a) != Placement::kPartial || b_.out.role(g().op(b_.producer(id)), a) == AxisRole::kReplica)
-      continue;
+    if (b_.out.role(g().op(b_.producer(id)), a) == AxisRole::kReplica) continue;
     AxisSharding lives = parameter == kNone ? AxisSharding{} : storage_sharding(parameter).axes[a];
-    const auto beside = [&](const AxisSharding& other) {
-      return other.placement != Placement::kShard ||
-             (!(other.sub_axis == lives.sub_axis) && compatible(dims, other.sub_axis, lives.sub_axis));
-    };
-    for (size_t b = 1; b < axes() && lives.placement == Placement::kShard; ++b)
-      if (!beside(want) || !beside(b_.out.at(id, b))) lives = {};
+    for (size_t b = 1; b < axes() && lives.placement == Placement::kShard; ++b) {
+      const AxisSharding& other = b_.out.at(id, b);
+      if (b != a && other.placement == Placement::kShard &&
+          (other.sub_axis == lives.sub_axis || !compatible(dims, other.sub_axis, lives.sub_axis)))
+        lives = {};
+    }
+    if (!goes_first(b_.out.at(id, a), lives, want, dims, options_.gradient_dtype.has_value())) continue;
     const TensorId part = id;
     id = to_sharding(reader, part, a, lives);
     b_.replace(part, id);  // everyone who reads the gradient reads this sum of it

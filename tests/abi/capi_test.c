@@ -920,6 +920,13 @@ static void test_plan(void) {
   OK(whale_plan_estimate_json(engine, g, c, NULL, &text));
   CHECK(text.data[0] == '{');
   whale_text_release(&text);
+  o.quick = 1;
+  OK(whale_plan_estimate(engine, g, c, &o, &text));
+  CHECK(text.size > 0);
+  whale_text_release(&text);
+  o.quick = 2;
+  FAILS(whale_plan_estimate(engine, g, c, &o, &text), WHALE_INVALID_ARGUMENT, "options.quick");
+  o.quick = 0;
   FAILS(whale_plan_estimate(engine, g, c, &o, NULL), WHALE_INVALID_ARGUMENT, "`out` is NULL");
   FAILS(whale_plan_estimate(engine, NULL, c, &o, &text), WHALE_INVALID_ARGUMENT, "`graph` is NULL");
   o.accumulation = 1000000;

@@ -68,6 +68,16 @@ void check_within_two_percent(const Graph& graph, const Row& row) {
               });
 }
 
+// Of a few layers, against that of all.
+void check_seconds_of_all_layers(const Graph& graph, const Row& row) {
+  CAPTURE(row.strategy);
+  const std::vector<DeviceSpec> devices = parse_devices(row.devices);
+  CompileOptions options = options_of(row);
+  const double seconds = estimate(graph, devices, options).seconds;
+  options.fetch = {"loss"};  // all layers are looked at
+  CHECK(seconds == doctest::Approx(estimate(graph, devices, options).seconds).epsilon(0.02));
+}
+
 // Layers of squares without scopes of their own; `shared`: all have the first one's weights.
 Graph squares(int64_t layers, bool shared) {
   using enum OpCode;
@@ -165,11 +175,7 @@ TEST_CASE("an estimate of a deep model on unlike devices is within 2 % of the pl
                           Recompute::kNone, 0, Precision::kFloat16}}) {
     CHECK(is_condensed(graph, row));
     check_within_two_percent(graph, row);
-    const std::vector<DeviceSpec> devices = parse_devices(row.devices);
-    CompileOptions options = options_of(row);
-    const double seconds = estimate(graph, devices, options).seconds;
-    options.fetch = {"loss"};  // all layers are looked at
-    CHECK(seconds == doctest::Approx(estimate(graph, devices, options).seconds).epsilon(0.02));
+    check_seconds_of_all_layers(graph, row);
   }
 }
 
@@ -181,11 +187,7 @@ TEST_CASE("an estimate of a deep model with a tied embedding and unlike shares i
   const Row row{"3xA100-80GB|9xT4", "replica(4) > split(3)", 1, 0, Recompute::kNone, 0, Precision::kBFloat16};
   CHECK(is_condensed(graph, row));
   check_within_two_percent(graph, row);
-  const std::vector<DeviceSpec> devices = parse_devices(row.devices);
-  CompileOptions options = options_of(row);
-  const double seconds = estimate(graph, devices, options).seconds;
-  options.fetch = {"loss"};  // all layers are looked at
-  CHECK(seconds == doctest::Approx(estimate(graph, devices, options).seconds).epsilon(0.02));
+  check_seconds_of_all_layers(graph, row);
 }
 
 TEST_CASE("an estimate of a deep model without scopes, or with shared weights, is within 2 % of the plan") {

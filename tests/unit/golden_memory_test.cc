@@ -132,6 +132,22 @@ TEST_CASE("golden: activations of a layer that is cut do not grow with the micro
   }
 }
 
+// Nor where devices compute much while they move a byte: products of few rows are slow there, and a gather that the
+// gradient of a weight asks for anyway is no reason for them.
+TEST_CASE("golden: activations of a layer that is cut do not grow with the micro-batches on fast devices") {
+  for (const char* cluster : {"8xA100-80GB", "8xH100-80GB"}) {
+    const How how{.strategy = "split(8)",
+                  .micro_batches = 64,
+                  .recompute = kSelective.recompute,
+                  .precision = Precision::kBFloat16,
+                  .cluster = cluster};
+    const Gpt shape{.batch = 64};
+    const double form = 24.0 / 8 + 2 * shape.layer() / 8 / shape.sbh(64);
+    row(fmt::format("activations of a layer, selective, t = 8, bf16, m = 64, {}", cluster), "sbh", form, form,
+        of_a_layer(shape, how));
+  }
+}
+
 // Micro-batches in flight of a stage, in those of the whole stage: 1F1B min(m, p - i), GPipe m, interleaved
 // min(m v, 2 (p - 1 - i) + (v - 1) p + 1) / v, ZB-H1 as 1F1B where what waits for a weight's gradient takes as much.
 TEST_CASE("golden: micro-batches in flight by schedule") {

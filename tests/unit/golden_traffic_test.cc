@@ -54,20 +54,20 @@ TEST_CASE("golden: traffic of replicas is 2 of the parameters, with ZeRO 2 M + 1
 }
 
 // On devices that are fast beside their links a split of long batches cuts rows and gathers weights, of which each
-// device stores a part: then every device of a split has a term of every gradient.
-TEST_CASE("golden: ZeRO 2 and 3 of a split move a part of the gradients between replicas, whatever the split cuts") {
+// device stores a part: then every device of a split has a term of every gradient. They sum them to their parts first.
+TEST_CASE("golden: replicas of a split move a part of the gradients, whatever the split cuts") {
   constexpr int64_t m = 8, ways = 8;
   Gpt s;
   s.layers = 2, s.batch = 256, s.seq = 1024, s.dim = 4096, s.heads = 32, s.vocab = 8192;
-  for (const int zero : {2, 3}) {
+  for (const int zero : {0, 1, 2, 3}) {
     CompileOptions options;
     options.strategy = "replica(4) > split(8)", options.accumulation = m, options.zero = zero;
     options.precision = Precision::kBFloat16, options.recompute = Recompute::kFull;
     const Plan plan = compile(graph_of(s), parse_devices("4 nodes of 8xA100-80GB", {0}), options);
-    const double form = static_cast<double>(zero == 3 ? 3 * m : m + 1) / ways;
+    const double form = static_cast<double>(zero == 3 ? 3 * m : zero == 2 ? m + 1 : 2) / ways;
     row(fmt::format("replica(4) > split(8), rows cut, ZeRO {}, M = {}", zero, m), "parameters", form, form,
         moved(plan, 0)["replica"] / s.parameters());
-    CHECK(memory(plan, 0).gradients < 1.4 * 4 * s.parameters() / (ways * 4) + 64e6);
+    if (zero >= 2) CHECK(memory(plan, 0).gradients < 1.4 * 4 * s.parameters() / (ways * 4) + 64e6);
   }
 }
 

@@ -116,6 +116,9 @@ def test_an_estimate_is_of_the_plan():
     assert sorted(sum((group["devices"] for group in report["classes"]), [])) == [0, 1, 2, 3]
     with pytest.raises(wh.InvalidArgument, match="zero"):
         wh.estimate(graph, zero=7)
+    assert wh.estimate(graph, devices="null:4", zero=1, quick=True) == report  # there are no like layers
+    with pytest.raises(wh.InvalidArgument, match="quick"):
+        wh.estimate(graph, quick=7)
     with pytest.raises(TypeError):
         wh.estimate(graph, devices="null:4", nothing=1)
     with wh.Graph() as large:

@@ -291,6 +291,7 @@ class whale_plan_options(Structure):
         ("search_seconds", c_double),
         ("ranks", c_int32),
         ("present", whale_str),
+        ("quick", c_int32),
     ]
 
 
