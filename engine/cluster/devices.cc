@@ -73,7 +73,9 @@ struct Item {
     for (const Unit& unit : kUnits)
       if (unit.name == size.substr(digits))
         return number(size.substr(0, digits), 1, kMostDeviceMemory / unit.bytes) * unit.bytes;
-    fail_naming(fmt::format("'{}' is no amount of memory such as 80GB, 512MiB", brief(size, 40)));
+    const bool decimal = digits > 0 && digits < size.size() && size[digits] == '.';
+    fail_naming(fmt::format("'{}' is no amount of memory such as 80GB, 512MiB{}", brief(size, 40),
+                            decimal ? ": a whole number is expected; take a smaller unit" : ""));
   }
   // "0-3+8": ranges joined by +.
   std::vector<int> cores(std::string_view list) const {

@@ -1,7 +1,10 @@
 #include "compile/remedies.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 #include <thread>
 
 #include "base/thread_seconds.h"
@@ -47,6 +50,7 @@ class Remedying {
     within(effort_.plans, [&] { plan_the_best(); });
     within(effort_.plans / 2, [&] { find_batch(); });
     if (out_.fit.empty() && effort_.search > 0) search_others();
+    settle();
     return std::move(out_);
   }
 
@@ -55,7 +59,7 @@ class Remedying {
   using Tried = RemedyChanges::Tried;
   using Measured = RemedyChanges::Measured;
   using Guess = RemedyChanges::Guess;
-  static constexpr size_t kTold = 3;
+  static constexpr size_t kTold = 3;  // and twice as many are planned
 
   // Work that may end early, by this thread's own time: what it found by then is there.
   template <class Work>
@@ -94,11 +98,11 @@ class Remedying {
     options.accumulation = 0, options.fetch.clear();
     return estimate_of(graph, options, price);
   }
-  std::optional<Measured> measured(const Change& change, size_t changes) const {
+  std::optional<Measured> measured(const Change& change, size_t changes, double price) const {
     try {
-      const double price = plan_.memory_price;
       const Estimate e = estimate_of(estimated_, changes_.options_of(change), price);
-      Measured out{{change, changes, missing_bytes(e, devices_), 0, e.seconds}, held_by_devices(e, devices_.size())};
+      Measured out{{change, changes, price, missing_bytes(e, devices_), 0, e.seconds},
+                   held_by_devices(e, devices_.size())};
       if (evaluates_) {
         const auto there = held_by_devices(estimate_of_evaluation(change, price), devices_.size());
         out.tried.missing = 0;
@@ -115,10 +119,26 @@ class Remedying {
       return std::nullopt;
     }
   }
+  // Noted as well, but for what was asked for itself.
+  const Measured* look_at(const Change& change, size_t changes, double price) {
+    const auto [at, is_new] = seen_.try_emplace({changes_.flags_of(changes_.options_of(change)), price});
+    if (is_new) at->second = measured(change, changes, price);
+    if (is_new && at->second && changes > 0) tried_.push_back(at->second->tried);
+    return at->second ? &*at->second : nullptr;
+  }
+
+  // What holds least is of one price of memory for some changes, of another for others.
+  std::vector<double> other_prices() const {
+    std::vector<double> out;
+    for (const double price : {last_price(asked_), price_of(asked_, kPrices - 1), price_of(asked_, 0)})
+      if (price != plan_.memory_price && std::ranges::find(out, price) == out.end()) out.push_back(price);
+    return out;
+  }
 
   void estimate_all() {
-    std::optional<Measured> base = measured({asked_}, 0);
-    if (!base) return;
+    began_ = thread_seconds();
+    const Measured* base = look_at({asked_}, 0, plan_.memory_price);
+    if (base == nullptr) return;
     out_.seconds = base->tried.seconds;
     for (size_t d = 0; d < devices_.size(); ++d) {
       const MemoryClasses& m = base->held[d];
@@ -126,20 +146,47 @@ class Remedying {
       if (has > 0 && m.parameters + m.state + m.buffers > has) variables_are_too_large_ = true;
     }
     // Offload last: it is slow as a rule, and of deep models slow to estimate.
-    std::vector<Measured> singles;
-    for (const bool offload : {false, true}) {
-      bool more = false;
-      for (const Change& change : changes_.single_changes()) {
-        if ((change.options.offload != asked_.offload) != offload) continue;
-        if (std::optional<Measured> one = measured(change, 1))
-          tried_.push_back(one->tried), singles.push_back(std::move(*one)), more = true;
-      }
-      if (more) estimate_together(*base, singles, offload);
-    }
+    for (const bool offload : {false, true}) estimate_some(*base, offload);
   }
 
-  // `offload`: those alone that have some.
-  void estimate_together(const Measured& base, const std::vector<Measured>& singles, bool offload) {
+  // `offload`: with more of it than was asked for, and without.
+  void estimate_some(const Measured& base, bool offload) {
+    for (const Change& change : changes_.single_changes(base)) {
+      if ((change.options.offload != asked_.offload) != offload) continue;
+      if (const Measured* one = look_at(change, 1, plan_.memory_price)) singles_.push_back(*one);
+    }
+    estimate_together(base, singles_, offload, Look::kAtFitting);
+    const double price = any_fits() ? plan_.memory_price : price_of_least(base, offload);
+    const Measured* there = look_at({asked_}, 0, price);
+    if (there == nullptr) return;
+    std::vector<Measured> singles;
+    for (const Measured& one : singles_)
+      if (const Measured* same = look_at(one.tried.change, 1, price)) singles.push_back(*same);
+    estimate_together(*there, singles, offload, Look::kAtAll);
+  }
+
+  // Whether anything fits at all, and what the least memory is: the single ones that help, together, and all of them,
+  // at each price. That of the least.
+  double price_of_least(const Measured& base, bool offload) {
+    double least = std::numeric_limits<double>::infinity(), price = plan_.memory_price;
+    const auto look = [&](const Guess& all, double at) {
+      if ((all.change.options.offload != asked_.offload) != offload) return;
+      const Measured* one = look_at(all.change, all.changes, at);
+      if (one != nullptr && static_cast<double>(one->tried.bytes) < least)
+        least = static_cast<double>(one->tried.bytes), price = at;
+    };
+    const std::vector<Guess> helping = changes_.together(base, singles_, true);
+    for (const Guess& all : helping) look(all, plan_.memory_price);
+    for (const Guess& all : changes_.together(base, singles_, false)) look(all, plan_.memory_price);
+    for (const double other : other_prices())
+      for (const Guess& all : helping) look(all, other);
+    return price;
+  }
+
+  // Those that fit by what single ones let expect, or all.
+  enum class Look { kAtFitting, kAtAll };
+  // All at the price of `base` and `singles`; `offload`: as for estimate_some.
+  void estimate_together(const Measured& base, const std::vector<Measured>& singles, bool offload, Look look) {
     constexpr size_t kMost = 100;  // estimates
     std::vector<Guess> guesses = changes_.combined(base, singles);
     // Guesses are not exact: what lacks a little may fit, and is looked at behind what lacks nothing.
@@ -149,36 +196,42 @@ class Remedying {
     const auto hopeful = [&](const Guess& g) { return g.missing <= 0.2 * static_cast<double>(least); };
     std::ranges::stable_sort(guesses, [&](const Guess& a, const Guess& b) {
       const auto key = [&](const Guess& g) {
-        return std::tuple(!hopeful(g), g.missing > 0, hopeful(g) ? g.seconds : g.missing);
+        return hopeful(g) ? std::tuple(0, g.missing > 0, about(g.seconds), g.changes, g.seconds)
+                          : std::tuple(1, g.changes > 2, int64_t{0}, size_t{0}, g.missing);
       };
       return key(a) < key(b);
     });
-    // First what saves most: whether anything fits, and the least memory there is.
-    std::stable_partition(guesses.begin(), guesses.end(),
-                          [&](const Guess& g) { return changes_.saves_all(g.change, singles); });
     size_t estimates = 0;
     for (const Guess& guess : guesses) {
+      if (look == Look::kAtFitting && guess.missing > 0) continue;
       if ((guess.change.options.offload != asked_.offload) != offload || is_pointless(guess.change, guess.seconds))
         continue;
       // The rest is not likely to fit, or to be among the fastest that do.
       if (fitting(hopeful(guess) ? guess.seconds : std::numeric_limits<double>::infinity()) >= 2 * kTold) continue;
-      if (++estimates > kMost) {
+      // Half of the time is for offload.
+      const bool late = !offload && thread_seconds() > began_ + effort_.estimates / 2;
+      if (++estimates > kMost || late) {
         out_.out_of_time = true;
         break;
       }
-      if (const std::optional<Measured> one = measured(guess.change, guess.changes)) tried_.push_back(one->tried);
+      look_at(guess.change, guess.changes, base.tried.price);
     }
   }
 
+  bool any_fits() const {
+    return std::ranges::any_of(tried_, [](const Tried& t) { return t.missing == 0; });
+  }
   // Those that fit, as fast as this.
   size_t fitting(double seconds) const {
     return static_cast<size_t>(
         std::ranges::count_if(tried_, [&](const Tried& t) { return t.missing == 0 && t.seconds <= seconds; }));
   }
+  // Alike where what is between them is worth no change more: steps of 2 %.
+  static int64_t about(double seconds) { return seconds > 0 ? std::llround(std::log(seconds) / std::log(1.02)) : 0; }
   // Does all that one that fits does, and more, which brings nothing.
   static bool does_more(const Change& more, double seconds, const Tried& less) {
     return saves_as_much(more.options, less.change.options) && more.times >= less.change.times &&
-           seconds >= less.seconds;
+           about(seconds) >= about(less.seconds);
   }
   bool is_pointless(const Change& change, double seconds) const {
     return std::ranges::any_of(tried_, [&](const Tried& t) { return t.missing == 0 && does_more(change, seconds, t); });
@@ -218,7 +271,8 @@ class Remedying {
 
   void plan_the_best() {
     std::ranges::stable_sort(tried_, [](const Tried& a, const Tried& b) {
-      return std::tuple(a.missing, a.seconds, a.changes) < std::tuple(b.missing, b.seconds, b.changes);
+      const auto key = [](const Tried& t) { return std::tuple(t.missing, about(t.seconds), t.changes, t.seconds); };
+      return key(a) < key(b);
     });
     std::vector<const Tried*> fits, told;
     for (const Tried& t : tried_)
@@ -228,20 +282,35 @@ class Remedying {
       const auto simplest = std::ranges::min_element(fits, {}, &Tried::changes);
       std::rotate(fits.begin() + (simplest == fits.begin() ? 0 : 1), simplest, simplest + 1);
     }
+    size_t plans = 0;
+    std::set<std::string> planned_before;  // another price says the same of it
     for (const Tried* t : fits) {
-      if (told.size() == kTold) break;
+      if (told.size() == kTold || plans == 2 * kTold) break;
       if (std::ranges::any_of(told, [&](const Tried* o) { return does_more(t->change, t->seconds, *o); })) continue;
       const CompileOptions options = changes_.options_of(t->change);
+      if (!planned_before.insert(changes_.flags_of(options)).second) continue;
+      ++plans;
+      if (out_.fit.empty()) out_.likely = remedy_of(*t);
       const std::optional<Fits> made = planned(graph_, options);
+      out_.likely.reset();
       if (!made) continue;
       told.push_back(t);
       Remedy& r = out_.fit.emplace_back(Remedy{changes_.flags_of(options), made->bytes, 0, t->seconds});
-      if (made->memory_price == plan_.memory_price) continue;
+      if (made->memory_price == t->price) continue;
       r.seconds = estimate_of(estimated_, options, made->memory_price).seconds;
     }
+  }
+
+  // What is said of all that was found.
+  void settle() {
     std::ranges::stable_sort(out_.fit, {}, &Remedy::seconds);
-    const auto nearest = std::ranges::find_if(tried_, [](const Tried& t) { return t.missing > 0; });
-    if (out_.fit.empty() && nearest != tried_.end()) out_.nearest = remedy_of(*nearest);
+    if (!out_.fit.empty()) return;
+    for (const Tried& t : tried_)
+      if (t.missing > 0) come_nearer(remedy_of(t));
+  }
+  void come_nearer(const Remedy& other) {
+    const auto key = [](const Remedy& r) { return std::tuple(r.missing, r.bytes, r.seconds); };
+    if (!out_.nearest || key(other) < key(*out_.nearest)) out_.nearest = other;
   }
 
   Remedy remedy_of(const Tried& t) const {
@@ -280,32 +349,55 @@ class Remedying {
   }
 
   // ---- other strategies -----------------------------------------------------------------------------------------
+  // What auto found, as a change of what was asked for.
+  CompileOptions options_of(const Candidate& found) const {
+    CompileOptions out = asked_;
+    static_cast<PlanOptions&>(out) = found.options;
+    if (!found.strategy.empty()) out.strategy = found.strategy;
+    if (changes_.is_asked_for(out.strategy)) out.strategy = asked_.strategy;
+    // 0: the graph's, which a number that was given is not; a pipeline's own number goes with 1.
+    const bool written = out.strategy.find("micro_batches=") != std::string::npos;
+    out.accumulation = found.accumulation;
+    if (found.accumulation == 0 && asked_.accumulation > 0)
+      out.accumulation = written ? 1 : std::max<int64_t>(1, graph_.training.accumulation);
+    return out;
+  }
+
+  // Of the same strategy they are changes like those that were looked at, and tried first.
   void search_others() {
     within(2 * effort_.search + effort_.plans, [&] {
       CompileOptions options = asked_;
       options.search = {.seconds = effort_.search, .simulated = 1, .ranks = 2};  // all devices, as listed
       options.accumulation = 0;
       const Found found = search(graph_, devices_, options);
-      size_t looked = 0;
-      for (const Judged& j : found.list) {
-        if (j.missing > 0 || !(j.seconds > 0) || ++looked > kTold) break;
-        CompileOptions with = asked_;
-        static_cast<PlanOptions&>(with) = j.candidate.options;
-        with.accumulation = j.candidate.accumulation;
-        if (!j.candidate.strategy.empty()) with.strategy = j.candidate.strategy;
-        const std::optional<Fits> fits = planned(graph_, with);
-        if (!fits) continue;
-        out_.automatic = Remedy{changes_.flags_of(with), fits->bytes, 0, j.seconds};
-        return;
-      }
-      const Judged* nearest = nullptr;
+      std::vector<const Judged*> same, others;
       for (const Judged& j : found.list)
-        if (j.missing > 0 && (nearest == nullptr || j.missing < nearest->missing)) nearest = &j;
-      out_.automatic_lost = fmt::format("Nor does any of {} other strategies that auto looked at", found.list.size());
-      if (nearest != nullptr)
-        out_.automatic_lost +=
-            fmt::format(" (nearest {}, {})", bytes_text(static_cast<double>(nearest->bytes)), whole_text(*nearest));
+        (changes_.has_form_asked_for(j.candidate.strategy) ? same : others).push_back(&j);
+      for (const Judged* j : same)
+        if (j->missing > 0 && !j->at_least) come_nearer(remedy_of(*j));
+      std::optional<Remedy> found_same;
+      if (plan_first(same, found_same)) return out_.fit.push_back(*found_same);
+      if (plan_first(others, out_.automatic)) return;
+      out_.others = others.size();
+      const auto lacks = [](const Judged* j) { return j->missing > 0 && !j->at_least ? j->missing : INT64_MAX; };
+      const auto nearest = std::ranges::min_element(others, {}, lacks);
+      if (nearest != others.end() && lacks(*nearest) < INT64_MAX) out_.nearest_other = remedy_of(**nearest);
     });
+  }
+  Remedy remedy_of(const Judged& j) const {
+    return {changes_.flags_of(options_of(j.candidate)), j.bytes, j.missing, j.seconds};
+  }
+  // Plans those that fit by their estimates, until one does. False: none of a few does.
+  bool plan_first(const std::vector<const Judged*>& list, std::optional<Remedy>& out) const {
+    size_t looked = 0;
+    for (const Judged* j : list) {
+      if (j->missing > 0 || !(j->seconds > 0) || ++looked > kTold) break;
+      if (const std::optional<Fits> fits = planned(graph_, options_of(j->candidate))) {
+        out = remedy_of(*j), out->bytes = fits->bytes;
+        return true;
+      }
+    }
+    return false;
   }
 
   const Graph& graph_;
@@ -318,7 +410,10 @@ class Remedying {
   RemedyChanges changes_;
   bool evaluates_ = false;  // what lacks is the evaluation of a model that is trained
   Graph estimated_, inference_;
-  bool variables_are_too_large_ = false;  // of a device, before any sample
+  bool variables_are_too_large_ = false;                                    // of a device, before any sample
+  std::vector<Measured> singles_;                                           // at the plan's price
+  std::map<std::pair<std::string, double>, std::optional<Measured>> seen_;  // by flags and price
+  double began_ = 0;
   std::vector<Tried> tried_;
   Remedies out_;
 };

@@ -21,7 +21,7 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
-// The text with all of its micro_batches times as many.
+// The text with all of its micro_batches times as many; 0 times: 0.
 std::string with_micro_batches(std::string strategy, int64_t times) {
   constexpr std::string_view kWritten = "micro_batches=";
   for (size_t at = strategy.find(kWritten); at != std::string::npos; at = strategy.find(kWritten, at)) {
@@ -63,7 +63,8 @@ CompileOptions RemedyChanges::options_of(const Change& change) const {
   static_cast<PlanOptions&>(out) = change.options;
   if (change.times == 1) return out;
   if (strategy_.find("micro_batches=") != std::string::npos)
-    out.strategy = with_micro_batches(strategy_, change.times), out.accumulation *= change.times;
+    out.strategy = with_micro_batches(strategy_, change.times),
+    out.accumulation *= out.accumulation > 1 ? change.times : 1;
   else
     out.accumulation = change.times * plan_.micro_batches;
   return out;
@@ -87,13 +88,23 @@ std::string RemedyChanges::flags_of(const CompileOptions& options) const {
   return fmt::format("{}", fmt::join(out, " "));
 }
 
+bool RemedyChanges::is_asked_for(const std::string& strategy) const {
+  return strategy.empty() || strategy == strategy_ || strategy == plan_.strategy;
+}
+
+bool RemedyChanges::has_form_asked_for(const std::string& strategy) const {
+  const std::string form = with_micro_batches(strategy, 0);
+  return is_asked_for(strategy) || form == with_micro_batches(strategy_, 0) ||
+         form == with_micro_batches(plan_.strategy, 0);
+}
+
 bool RemedyChanges::may_have_more_micro_batches() const {
   const bool written = std::ranges::any_of(
       graph_.scopes, [](const Scope& s) { return s.kind == ScopeKind::kPipeline && s.micro_batches > 0; });
   return strategy_.find("micro_batches=") != std::string::npos || (!written && trains(graph_));
 }
 
-std::vector<RemedyChanges::Change> RemedyChanges::single_changes() const {
+std::vector<RemedyChanges::Change> RemedyChanges::single_changes(const Measured& base) const {
   std::vector<Change> out;
   const PlanOptions& now = asked_;
   const auto with = [&](const auto& set) {
@@ -107,16 +118,24 @@ std::vector<RemedyChanges::Change> RemedyChanges::single_changes() const {
     with([](Change& c) { c.options.recompute = Recompute::kSelective; });
   for (int level = now.zero + 1; replicas && level <= 3; ++level)
     if (trains(graph_)) with([&](Change& c) { c.options.zero = level; });
+  if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
   const int64_t samples = samples_together();
   std::set<int64_t> more{2, 4, 8, 16, 64};
   if (samples > 1 && samples < 64) more.insert(samples);  // one each
   for (const int64_t times : more)
     if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
-  if (recomputes && now.recompute < Recompute::kFull) with([](Change& c) { c.options.recompute = Recompute::kFull; });
+  if (activations_are_too_many(base))
+    std::ranges::stable_partition(out, [&](const Change& c) { return c.options.zero == now.zero; });
   for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
     if (!(now.offload & each) && (trains_ || each == kOffloadParameters || (each == kOffloadState && evaluates_)))
       with([&](Change& c) { c.options.offload |= each; });
   return out;
+}
+
+bool RemedyChanges::activations_are_too_many(const Measured& base) const {
+  for (size_t d = 0; d < devices_.size(); ++d)
+    if (const int64_t has = devices_[d].memory_bytes; has > 0 && base.held[d].activations > has) return true;
+  return false;
 }
 
 int64_t RemedyChanges::samples_together() const {
@@ -184,13 +203,41 @@ RemedyChanges::Guess RemedyChanges::guess_of(const Measured& base, const std::ve
   }
   return out;
 }
-bool RemedyChanges::saves_all(const Change& change, const std::vector<Measured>& singles) const {
-  return std::ranges::all_of(singles, [&](const Measured& m) {
-    const Change& one = m.tried.change;
-    const bool recomputes = one.options.recompute != asked_.recompute;
-    return recomputes ? change.options.recompute != asked_.recompute
-                      : saves_as_much(change.options, one.options) && change.times >= one.times;
-  });
+
+std::vector<RemedyChanges::Guess> RemedyChanges::together(const Measured& base, const std::vector<Measured>& singles,
+                                                          bool helping) const {
+  // By kind: all offload goes together, of the others one does.
+  const Measured *zero = nullptr, *times = nullptr;
+  std::vector<const Measured*> recomputes{nullptr}, all;
+  for (const Measured& m : singles) {
+    const Change& c = m.tried.change;
+    if (c.options.recompute != asked_.recompute) {
+      recomputes.push_back(&m);
+      continue;
+    }
+    if (helping && m.tried.bytes >= base.tried.bytes) continue;
+    const auto is_less = [&](const Measured* so_far) {
+      return so_far == nullptr || (helping ? m.tried.bytes < so_far->tried.bytes
+                                           : !saves_as_much(so_far->tried.change.options, c.options) ||
+                                                 c.times > so_far->tried.change.times);
+    };
+    if (c.options.zero != asked_.zero) {
+      if (is_less(zero)) zero = &m;
+    } else if (c.times > 1) {
+      if (is_less(times)) times = &m;
+    } else {
+      all.push_back(&m);
+    }
+  }
+  for (const Measured* one : {zero, times})
+    if (one != nullptr) all.push_back(one);
+  std::vector<Guess> out;
+  for (const Measured* recompute : recomputes) {
+    std::vector<const Measured*> chosen = all;
+    if (recompute != nullptr) chosen.push_back(recompute);
+    if (!chosen.empty()) out.push_back(guess_of(base, chosen));
+  }
+  return out;
 }
 
 }  // namespace whale

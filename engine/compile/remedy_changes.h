@@ -21,6 +21,7 @@ class RemedyChanges {
   struct Tried {
     Change change;
     size_t changes = 0;  // single ones that it is of
+    double price = 1;    // of memory, that it was looked at
     int64_t missing = 0, bytes = 0;
     double seconds = 0;
   };
@@ -44,15 +45,22 @@ class RemedyChanges {
   CompileOptions options_of(const Change& change) const;
   // As the command line has it.
   std::string flags_of(const CompileOptions& options) const;
-  // One option more each, in the order of what they cost as a rule.
-  std::vector<Change> single_changes() const;
+  // Whether a strategy's text is the one asked for, or the plan's, which is it in full; in its form: but for the
+  // numbers of micro-batches.
+  bool is_asked_for(const std::string& strategy) const;
+  bool has_form_asked_for(const std::string& strategy) const;
+  // One option more each, in the order of what they cost as a rule; ZeRO behind those that make activations less where
+  // these alone are more than a device has.
+  std::vector<Change> single_changes(const Measured& base) const;
   // All of single ones that go together, two or more of them.
   std::vector<Guess> combined(const Measured& base, const std::vector<Measured>& singles) const;
-  // Of what all of them save. With any recompute, which may keep more alive than it frees.
-  bool saves_all(const Change& change, const std::vector<Measured>& singles) const;
+  // The one of each kind that leaves least, together: with each recompute, which may keep more alive than it frees.
+  // `helping`: of those that alone leave less than there was.
+  std::vector<Guess> together(const Measured& base, const std::vector<Measured>& singles, bool helping) const;
 
  private:
   bool may_have_more_micro_batches() const;
+  bool activations_are_too_many(const Measured& base) const;
   // The samples of a micro-batch that a replica has, at most.
   int64_t samples_together() const;
   Guess guess_of(const Measured& base, const std::vector<const Measured*>& chosen) const;

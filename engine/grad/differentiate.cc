@@ -29,13 +29,10 @@ class Reverse {
       const Attrs ones{
           {"shape", g_.tensor(of).dims}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(of).dtype))}};
       // `of` itself may be asked for.
-      grads_[of].push_back({place_, laid_along(place_, emit(place_, OpCode::k_fill, {}, ones), of)});
+      grads_[of] = {place_, laid_along(place_, emit(place_, OpCode::k_fill, {}, ones), of)};
       for (size_t i = forward_; i-- > 0;) backward(static_cast<OpId>(i));
     }
-    for (const TensorId id : by) {
-      const std::vector<Part>& parts = grads_[id];
-      out.push_back(parts.empty() ? kNone : sum_of(id, parts));
-    }
+    for (const TensorId id : by) out.push_back(grads_[id].grad);
     for (size_t i = forward_; i < g_.ops.size(); ++i) g_.ops[i].phase = Phase::kForward, g_.ops[i].origin = kNone;
     return out;
   }
@@ -47,19 +44,21 @@ class Reverse {
     place_ = g_.tensor(loss).producer;
     seed(loss);
     for (size_t i = forward_; i-- > 0;) backward(static_cast<OpId>(i));
-    for (const Variable& v : std::vector<Variable>(g_.variables)) collect(v);
+    for (const Variable& v : g_.variables)
+      if (const TensorId grad = grads_[v.tensor].grad; grad != kNone)
+        g_.gradients.push_back({g_.tensor(v.tensor).name, grad});
   }
 
  private:
   struct Part {
-    OpId use;  // the forward op that the contribution comes from
-    TensorId grad;
+    OpId use = kNone;  // the forward op that the contribution comes from
+    TensorId grad = kNone;
   };
   Graph& g_;
   const size_t forward_;
-  std::vector<bool> needs_;               // per forward tensor: depends on a trainable parameter
-  std::vector<bool> of_parameters_;       // per forward tensor: follows from variables alone
-  std::vector<std::vector<Part>> grads_;  // per forward tensor
+  std::vector<bool> needs_;          // per forward tensor: depends on a trainable parameter
+  std::vector<bool> of_parameters_;  // per forward tensor: follows from variables alone
+  std::vector<Part> grads_;          // per forward tensor: the sum of what has come so far, and whence the last came
   OpId place_ = kNone;
   OpId fresh_ = 0;    // the first op of the rule that ran last
   TensorIds wanted_;  // of a user's own gradients; empty: those of all trained parameters
@@ -139,17 +138,17 @@ class Reverse {
       grads_.resize(g_.tensors.size());
       needs_.resize(g_.tensors.size());
       of_parameters_.resize(g_.tensors.size());
-      grads_[loss].push_back({place_, static_cast<TensorId>(g_.tensors.size() - 1)});
+      grads_[loss] = {place_, static_cast<TensorId>(g_.tensors.size() - 1)};
       return;
     }
     const Attrs attrs{{"shape", Dims{}}, {"value", 1.0}, {"dtype", std::string(name_of(g_.tensor(loss).dtype))}};
     const TensorId one = emit(place_, OpCode::k_fill, {}, attrs);
     call(g_.tensor(one).producer, gradient_of(g_.tensor(loss)));
-    grads_[loss].push_back({place_, one});
+    grads_[loss] = {place_, one};
   }
 
-  // Activations are summed as contributions arrive (so that only one is kept); a variable's wait for their turn:
-  // uses are summed in the order of the forward program.
+  // Contributions are added as they arrive, a parameter's from its last use to its first: kept are the sum and one of
+  // them, not one for each use.
   void contribute(OpId use, TensorId to, TensorId grad) {
     // A parameter's cast is passed at once: sums are then in the parameter's type, never rounded on the way. So is one
     // of what follows from parameters alone: it is small, and all samples' gradients meet there.
@@ -163,11 +162,8 @@ class Reverse {
         grad = emit(use, OpCode::k_cast, {grad}, {{"dtype", std::string(name_of(want))}});
       call_gradient(grad, gradient_of(g_.tensor(to)));
     }
-    auto& parts = grads_[to];
-    if (parts.empty() || is_variable(g_, to))
-      parts.push_back({use, grad});
-    else
-      parts[0].grad = sum(to, parts[0], {use, grad});
+    const Part before = grads_[to], part{use, grad};
+    grads_[to] = {use, before.grad == kNone ? grad : sum(to, before, part)};
   }
   TensorId sum(TensorId to, const Part& a, const Part& b) {
     call_part(a.grad, to, a.use), call_part(b.grad, to, b.use);
@@ -185,9 +181,8 @@ class Reverse {
     TensorIds grads;
     bool any = false;
     for (const TensorId y : g_.op(id).outputs) {
-      const auto& parts = grads_[y];
-      grads.push_back(parts.empty() ? kNone : parts[0].grad);
-      any |= !parts.empty();
+      grads.push_back(grads_[y].grad);
+      any |= grads.back() != kNone;
     }
     const OpDef& d = def(g_.op(id).code);
     if (!any || (d.flags & kNoGradient)) return;
@@ -246,18 +241,6 @@ class Reverse {
     const TensorId count = emit(mean, OpCode::k_reduce_sum, {ones},
                                 {{"axes", op.attrs.at("axes")}, {"keep_dims", op.attrs.at("keep_dims")}});
     return cast(emit(mean, OpCode::k_div, {cast(grad, exact), count}, {}), narrow);
-  }
-
-  void collect(const Variable& v) {
-    auto& parts = grads_[v.tensor];
-    if (parts.empty() || !needs_[v.tensor]) return;
-    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.use < b.use; });
-    g_.gradients.push_back({g_.tensor(v.tensor).name, sum_of(v.tensor, parts)});
-  }
-  TensorId sum_of(TensorId to, const std::vector<Part>& parts) {
-    Part all = parts[0];
-    for (size_t i = 1; i < parts.size(); ++i) all = {parts[i].use, sum(to, all, parts[i])};
-    return all.grad;
   }
 };
 

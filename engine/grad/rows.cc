@@ -10,7 +10,7 @@ struct Use {
   bool bags, mean;
 };
 
-// The ops whose results are summed to `grad`, in order of use.
+// The ops whose results are summed to `grad`, in the order of the sum.
 void leaves(const Graph& g, TensorId grad, std::vector<OpId>& all) {
   const OpId maker = g.tensor(grad).producer;
   const Op* op = maker == kNone ? nullptr : &g.op(maker);

@@ -1,4 +1,5 @@
-// The gradient of a table as rows: what looked it up and the gradients of what was looked up, in order of use.
+// The gradient of a table as rows: what looked it up and the gradients of what was looked up, from the last use to the
+// first.
 #pragma once
 
 #include "grad/updates.h"

@@ -156,6 +156,25 @@ std::string remedy_line(const Remedy& r) {
                                   : fmt::format("  {}\n  {:{}}  {}\n", r.flags, "", kFlags, figures);
 }
 
+std::string lines_without_fit(const Remedies& r) {
+  std::string out;
+  if (r.likely) {
+    out += "By its estimate this fits; there was no time to plan it:\n" + remedy_line(*r.likely);
+  } else {
+    out += fmt::format("No change of recompute, ZeRO, offload and micro-batches{} makes it fit.{}\n",
+                       r.out_of_time ? " that was looked at" : "", r.nearest ? " Least memory:" : "");
+    if (r.nearest) out += remedy_line(*r.nearest);
+  }
+  if (r.automatic) {
+    out += "As strategy auto finds it:\n" + remedy_line(*r.automatic);
+  } else if (r.others > 0) {
+    out += fmt::format("None of {} other strategies that auto looked at fits{}\n", r.others,
+                       r.nearest_other ? "; the nearest:" : ".");
+    if (r.nearest_other) out += remedy_line(*r.nearest_other);
+  }
+  return out;
+}
+
 std::string remedy_lines(const Shortage& s, const Remedies& r) {
   std::string out;
   const std::string now =
@@ -164,11 +183,7 @@ std::string remedy_lines(const Shortage& s, const Remedies& r) {
     out += fmt::format("What makes it fit, fastest first{}:\n", now);
     for (const Remedy& each : r.fit) out += remedy_line(each);
   } else {
-    out += fmt::format("No change of recompute, ZeRO, offload and micro-batches{} makes it fit.{}\n",
-                       r.out_of_time ? " that was looked at" : "", r.nearest ? " Least memory:" : "");
-    if (r.nearest) out += remedy_line(*r.nearest);
-    if (r.automatic) out += "As strategy auto finds it:\n" + remedy_line(*r.automatic);
-    if (!r.automatic_lost.empty()) out += cut_off(r.automatic_lost, kWide) + "\n";
+    out += lines_without_fit(r);
   }
   if (r.batch > 0)
     out +=

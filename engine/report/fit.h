@@ -35,11 +35,13 @@ struct Remedy {
 struct Remedies {
   double seconds = 0;                    // of a step of the plan itself, by the estimate; 0: not known
   std::vector<Remedy> fit;               // these were planned, and fit; fastest first
-  std::optional<Remedy> nearest = {};    // where none does, what comes nearest
+  std::optional<Remedy> likely = {};     // where none is: by its estimate it fits, there was no time to plan it
+  std::optional<Remedy> nearest = {};    // where none does, what comes nearest, of this strategy
   int64_t batch = 0;                     // the largest batch looked at that fits with nothing else changed; 0: none
-  std::optional<Remedy> automatic = {};  // where none fits: the best strategy of all that do
-  std::string automatic_lost = {};       // why there is none; empty: not looked for
-  bool out_of_time = false;              // there was more to look at
+  std::optional<Remedy> automatic = {};  // where none fits: the best other strategy of all that do
+  size_t others = 0;                     // that auto looked at; of which, where none fits,
+  std::optional<Remedy> nearest_other = {};
+  bool out_of_time = false;  // there was more to look at
 };
 
 // By how much, on which devices, of what; the tensors that take most there; what makes it fit. `entry`: of the plan, or

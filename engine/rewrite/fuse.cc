@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "ops/fused.h"
 #include "rewrite/rewrite.h"
+#include "shard/gradients.h"
 
 namespace whale {
 namespace {
@@ -68,7 +69,11 @@ struct Group {
 class Fuser {
  public:
   explicit Fuser(ShardedGraph& graph)
-      : lg_(graph), g_(graph.graph), readers_(readers_of(graph.graph)), kept_(g_.tensors.size()) {
+      : lg_(graph),
+        g_(graph.graph),
+        readers_(readers_of(graph.graph)),
+        kept_(g_.tensors.size()),
+        gradients_(graph.graph, true) {
     for (const NamedTensor& f : lg_.fetches) kept_[f.tensor] = 1;
     for (const Variable& v : g_.variables)
       if (v.next != kNone) kept_[v.next] = 1;
@@ -100,8 +105,14 @@ class Fuser {
     const auto& readers = readers_[between];
     return !kept_[between] && std::all_of(readers.begin(), readers.end(), [&](OpId r) { return r == reader; }) &&
            producer.region == op.region && producer.phase == op.phase && producer.stage == op.stage &&
-           !partial(between) && !partial(result) && g_.tensor(between).dims == g_.tensor(result).dims &&
-           lg_.shardings[between] == lg_.shardings[result];
+           !partial(between) && !partial(result) && !sums_uses(producer, op) &&
+           g_.tensor(between).dims == g_.tensor(result).dims && lg_.shardings[between] == lg_.shardings[result];
+  }
+
+  // Of a parameter's gradient: what one use adds is added when it is there, and does not wait for the next one's.
+  bool sums_uses(const Op& producer, const Op& reader) const {
+    return producer.code == OpCode::k_add && reader.code == OpCode::k_add &&
+           gradients_.terms.contains(producer.outputs[0]) && gradients_.terms.contains(reader.outputs[0]);
   }
 
   // Takes in the groups of the operands' producers while the limits allow.
@@ -180,6 +191,7 @@ class Fuser {
   Graph& g_;
   Lists readers_;
   std::vector<char> kept_;
+  const Gradients gradients_;
   std::vector<Group> groups_;
 };
 

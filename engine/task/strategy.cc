@@ -270,7 +270,8 @@ std::vector<Scope> parse_strategy(std::string_view text) {
 }
 
 std::vector<std::vector<Scope>> parse_nests(std::string_view list) {
-  const auto fail = [&](const std::string& what) { return invalid("'{}', {}", brief(list), what); };
+  const std::string_view whole = list;
+  const auto fail = [&](const std::string& what) { return invalid("'{}', {}", brief(whole), what); };
   if (list.size() < 2 || list.front() != '[' || list.back() != ']')
     throw fail("expected a list such as [pipeline(2), split(2)]");
   list = list.substr(1, list.size() - 2);
@@ -290,7 +291,9 @@ std::vector<std::vector<Scope>> parse_nests(std::string_view list) {
     out.push_back(parse_strategy(std::string_view(dense).substr(from, at - from)));
     from = at + 1;
   }
-  if (out.size() < 2) throw fail("has one replica, expected two or more; leave the list out");
+  if (out.size() < 2)
+    throw fail(
+        "a list of one replica, and a list has what is inside of each of two or more; write that without replica");
   return out;
 }
 

@@ -15,6 +15,10 @@ MODELS = {
     "moe": ["moe-gpt", "--layers", "2"],
     "conv": ["resnet", "--batch", "32"],
     "gpt3": ["gpt3-175b"],
+    "unet3d": ["unet3d", "--batch", "2"],
+    "resnet": "resnet --layers 20 --dim 32 --batch 48 --optimizer adam".split(),
+    "resnet16": "resnet --layers 20 --dim 32 --batch 48 --optimizer adam --precision bf16".split(),
+    "m6": ["m6-10b", "--batch", "1120"],
 }
 
 
@@ -63,6 +67,10 @@ def models(tmp_path_factory):
     ("conv", "null-5MB:4", "replica", 1),
     ("gpt3", "null-32GB:1024", "replica(16) > pipeline(8, micro_batches=96) > split(8)", 1),
     ("gpt3", "null-80GB:64", "replica(8) > split(8)", 1),
+    ("unet3d", "null-100MB:2", "replica", 1),  # at another price of memory than the one the plan holds least at
+    ("resnet", "null-6MB:8", "replica(2) > split(4)", 1),
+    ("resnet16", "null-4178526B:8", "replica(2) > split(4)", 1),
+    ("m6", "4 nodes of 8xV100-16GB, 100Gb/s", "replica(4) > pipeline(8, micro_batches=35)", 1),  # ZeRO does not help
 ])
 def test_what_is_printed_fits(models, name, devices, strategy, fewest):
     arguments = ["--devices", devices, "--strategy", strategy]

@@ -149,6 +149,9 @@ TEST_CASE("exact mode: the bits of one device, for replicas, pipelines, ZeRO and
   compare(small::gpt(9, OptimizerKind::kAdafactor, 2), "ref", 6, {{":2", "replica", 1}, {":3", "replica"}}, 32);
 }
 
+// The stages have terms of one gradient: where they are cut says nothing of the order of its sum.
+TEST_CASE("exact mode: a matrix that is used many times") { compare(small::shared(7, 14), "ref", 7, kCases, 5); }
+
 // What no sample is in, so that only the cuts of ZeRO could divide it: products of parameters, sums along one, running
 // sums, softmax, a part of one.
 small::Model of_parameters(int64_t batch) {

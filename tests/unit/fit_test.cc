@@ -51,6 +51,7 @@ TEST_CASE("device lists with memory, and back") {
     CAPTURE(text);
     CHECK(has(message_of([&] { parse_devices(text, {0}); }), "device list: item"));
   }
+  CHECK(has(message_of([] { parse_devices("null-1.5GB:1", {0}); }), "a whole number is expected; take a smaller unit"));
 }
 
 TEST_CASE("the summary shows the memory of the device that is fullest") {

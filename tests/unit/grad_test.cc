@@ -142,7 +142,7 @@ TEST_CASE("differentiate an MLP") {
   CHECK(g.tensor(find(g, k_cross_entropy_grad)->inputs[0]).dims == Dims{8});
 }
 
-TEST_CASE("uses of a parameter are summed in their order") {
+TEST_CASE("uses of a parameter are summed from the last to the first, each as soon as it is there") {
   Builder b;
   const TensorId x = b.input("x", {2, 4}), w = b.variable("w", {4, 4});
   const TensorId h1 = b.op(k_matmul, {x, w}, {}, "first"), h2 = b.op(k_matmul, {h1, w}, {}, "second"),
@@ -155,9 +155,11 @@ TEST_CASE("uses of a parameter are summed in their order") {
   const Op inner = b.g.op(b.g.tensor(sum.inputs[0]).producer);
   REQUIRE(inner.code == k_add);
   const auto use = [&](TensorId grad) { return b.g.op(b.g.op(b.g.tensor(grad).producer).origin).name; };
-  CHECK(use(inner.inputs[0]) == "first");
+  CHECK(use(inner.inputs[0]) == "third");
   CHECK(use(inner.inputs[1]) == "second");
-  CHECK(use(sum.inputs[1]) == "third");
+  CHECK(use(sum.inputs[1]) == "first");
+  // What the first use adds is made when the others' sum is there.
+  CHECK(b.g.tensor(sum.inputs[1]).producer > b.g.tensor(inner.outputs[0]).producer);
 }
 
 TEST_CASE("an op without a gradient is an error only when a parameter is behind it") {

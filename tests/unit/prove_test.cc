@@ -301,6 +301,24 @@ TEST_CASE("proof: exact mode adds micro-batches by the tree") {
   CHECK_MESSAGE(!has(text(tied), "of which the order is not known"), text(tied));
 }
 
+TEST_CASE("proof: a matrix that all stages use, whose gradient each adds up and settles by itself") {
+  const small::Model m = small::shared(12, 16);
+  for (const char* strategy :
+       {"replica(6)", "pipeline(3, micro_batches=4) > replica(2)", "replica(2) > pipeline(3, micro_batches=4)",
+        "pipeline(3, micro_batches=4, schedule=interleaved, virtual_stages=2) > replica(2)"})
+    for (const int zero : {0, 2, 3})
+      for (const bool exact : {false, true}) {
+        CAPTURE(strategy);
+        CAPTURE(zero);
+        CAPTURE(exact);
+        const Proof proof = prove(plan_of(m.g, "null:6", strategy, [&](CompileOptions& o) {
+          o.zero = zero, o.exact = exact;
+          if (strategy == std::string_view("replica(6)")) o.accumulation = exact ? 6 : 2;
+        }));
+        CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, text(proof));
+      }
+}
+
 TEST_CASE("proof: sums of another kind are named") {
   const Graph g = small::mlp(8, OptimizerKind::kAdam).g;
   const auto proven = [&](const std::function<void(CompileOptions&)>& more) {

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <sstream>
 
@@ -188,8 +189,101 @@ TEST_CASE("where nothing fits, the least memory is said, and it is less than any
   for (const char* single : {"--zero 3", "--recompute full", "--offload state,gradients,parameters,activations",
                              "--accumulation 4", "--zero 3 --offload activations"})
     CHECK(least < held(with_flags(of("replica"), single)));
-  CHECK(has(text, "other strategies that auto looked at (nearest "));
+  CHECK(has(text, "other strategies that auto looked at fits; the nearest:\n  --"));
   CHECK(has(text, "What else makes it less: "));
+}
+
+// Each change alone, and two of them.
+std::vector<CompileOptions> one_change_or_two(const CompileOptions& asked) {
+  using Change = std::pair<int, std::function<void(CompileOptions&)>>;  // of a kind, of which there is one
+  std::vector<Change> changes;
+  for (int zero = 1; zero <= 3; ++zero) changes.push_back({0, [=](CompileOptions& o) { o.zero = zero; }});
+  for (const Recompute each : {Recompute::kSelective, Recompute::kFull})
+    changes.push_back({1, [=](CompileOptions& o) { o.recompute = each; }});
+  for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
+    changes.push_back({2 + static_cast<int>(each), [=](CompileOptions& o) { o.offload |= each; }});
+  std::vector<CompileOptions> out;
+  for (const Change& a : changes) {
+    out.push_back(asked);
+    a.second(out.back());
+    for (const Change& b : changes) {
+      if (b.first <= a.first) continue;
+      out.push_back(asked);
+      a.second(out.back()), b.second(out.back());
+    }
+  }
+  return out;
+}
+
+// By the estimates of all prices of memory; of what fits nowhere.
+int64_t least_of(const Case& c, const CompileOptions& with) {
+  const auto none = parse_devices(fmt::format("null-1B:{}", c.count), {0});
+  try {
+    return 1 + missing_bytes(estimate(c.graph, none, with), none);
+  } catch (const Error&) {  // not with this model and strategy
+    return INT64_MAX;
+  }
+}
+
+TEST_CASE("what fits with one change or two is found") {
+  const Case all[] = {{"gpt", small::gpt(16, OptimizerKind::kAdamW, 3, 16, 64, 64).g, 4, "replica(2) > split(2)"},
+                      {"resnet", small::resnet(32, OptimizerKind::kAdamW).g, 4, "replica"}};
+  for (const Case& c : all) {
+    CAPTURE(c.name);
+    int64_t least = INT64_MAX;
+    for (const CompileOptions& with : one_change_or_two(of(c.strategy))) least = std::min(least, least_of(c, with));
+    const std::string text = refused(c.graph, fmt::format("null-{}B:{}", least * 101 / 100, c.count), of(c.strategy));
+    CAPTURE(text);
+    CHECK(!printed(text).empty());
+  }
+}
+
+// The plan holds least at one price of memory, what makes it fit at another.
+TEST_CASE("what fits at a price of memory that is not the plan's is found") {
+  const Graph graph = small::gpt(16, OptimizerKind::kAdamW, 4, 32, 64, 64).g;
+  for (const auto& [strategy, flags] :
+       {std::pair("replica(4)", "--zero 3 --offload state,gradients,parameters,activations"),
+        std::pair("split(4)", "--offload state,gradients,parameters,activations")}) {
+    const Case c{"gpt", graph, 4, strategy};
+    const CompileOptions with = with_flags(of(strategy), flags);
+    const std::string devices = fmt::format("null-{}B:4", least_of(c, with) * 102 / 100);
+    CHECK_NOTHROW(compile(graph, parse_devices(devices, {0}), with));
+    const std::string text = refused(graph, devices, of(strategy));
+    CAPTURE(text);
+    CHECK(!printed(text).empty());
+  }
+}
+
+// Auto looks at the strategy that was asked for, too.
+TEST_CASE("what auto finds of the strategy asked for is a change of it; what it finds besides is of others") {
+  const Case c{"gpt", small::gpt(4, OptimizerKind::kAdamW, 4, 64, 64, 64).g, 4, "replica(4)"};
+  const int64_t least =
+      least_of(c, with_flags(of(c.strategy), "--zero 3 --offload state,gradients,parameters,activations"));
+  for (const int64_t bytes : {least * 3 / 4, least / 2}) {
+    const std::string text = refused(c.graph, fmt::format("null-{}B:4", bytes), of(c.strategy));
+    CAPTURE(text);
+    const size_t at = text.find("Least memory:\n  --");
+    REQUIRE(at != text.npos);
+    const size_t begin = text.find("--", at);
+    std::string flags = text.substr(begin, text.find("  ", begin) - begin);
+    while (flags.ends_with('\n')) flags.pop_back();
+    CHECK(least_of(c, with_flags(of(c.strategy), flags)) <= least);
+    const size_t other = std::min(text.find("looked at fits; the nearest:"), text.find("As strategy auto finds it:"));
+    REQUIRE(other != text.npos);
+    CHECK(text.substr(text.find('\n', other) + 1).starts_with("  --strategy '"));
+  }
+}
+
+TEST_CASE("a remedy that leaves micro-batches to the strategy says how many there are without it") {
+  const Graph graph = small::gpt(16, OptimizerKind::kAdamW, 3, 16, 64, 64).g;
+  CompileOptions options = of("replica");
+  options.accumulation = 4;
+  const int64_t needed = fullest(compile(graph, parse_devices("null:4", {0}), options));
+  for (const int percent : {5, 10, 15, 20}) {
+    const std::string text = refused(graph, fmt::format("null-{}B:4", needed * percent / 100), options);
+    CAPTURE(text);
+    CHECK(!has(text, "--accumulation 0"));
+  }
 }
 
 TEST_CASE("a message about memory fits a terminal, on many unlike devices too") {

@@ -60,6 +60,20 @@ inline Model mlp(int64_t batch = 8, OptimizerKind kind = OptimizerKind::kSgd, in
   return m;
 }
 
+// One matrix [dim, dim] that is used `uses` times, in blocks with residuals.
+inline Model shared(int64_t uses, int64_t batch = 8, int64_t dim = 16) {
+  using enum OpCode;
+  Model m;
+  m.g.name = "shared";
+  TensorId h = m.input("x", {batch, dim});
+  const TensorId y = m.input("y", {batch}, DType::kI32), w = m.variable("w", {dim, dim});
+  for (int64_t l = 0; l < uses; ++l) h = m.op(k_add, {h, m.op(k_relu, {m.op(k_matmul, {h, w})})});
+  const TensorId logits = m.op(k_matmul, {h, m.variable("head", {dim, 5})}, {}, "logits");
+  m.minimize(m.op(k_reduce_mean, {m.op(k_cross_entropy, {logits, y}, {}, "ce")}, {}, "loss"), OptimizerKind::kAdamW);
+  m.g.outputs = {{"logits", logits}};
+  return m;
+}
+
 // Token and position embeddings (position's gradient is a sum over the batch), blocks of attention and a gelu
 // feed-forward with dropout and residuals, tied head, labels counted where they are not ignored.
 inline Model gpt(int64_t batch = 6, OptimizerKind kind = OptimizerKind::kAdamW, int64_t layers = 2, int64_t seq = 8,

@@ -21,7 +21,7 @@ TEST_CASE("unlike: strategies as text") {
   CHECK(to_string(parse_strategy("replica( [ pipeline(2) > split, replica(2) ] )")) ==
         "replica([pipeline(2)>split,replica(2)])");
   const auto refusal = [](const char* strategy) { return message_of([&] { parse_strategy(strategy); }); };
-  CHECK(has(refusal("replica([split(2)])"), "has one replica, expected two or more"));
+  CHECK(has(refusal("replica([split(2)])"), "parameter 'count' is '[split(2)]', a list of one replica"));
   CHECK(has(refusal("replica([])"), "expected a scope"));
   CHECK(has(refusal("replica([split(2),])"), "expected a scope"));
   CHECK(has(refusal("replica([split(2),fold(2)])"), "unknown scope 'fold'"));
