@@ -125,7 +125,7 @@ std::vector<RemedyChanges::Change> RemedyChanges::single_changes(const Measured&
   for (const int64_t times : more)
     if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
   if (activations_are_too_many(base))
-    std::ranges::stable_partition(out, [&](const Change& c) { return c.options.zero == now.zero; });
+    std::stable_partition(out.begin(), out.end(), [&](const Change& c) { return c.options.zero == now.zero; });
   for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
     if (!(now.offload & each) && (trains_ || each == kOffloadParameters || (each == kOffloadState && evaluates_)))
       with([&](Change& c) { c.options.offload |= each; });
