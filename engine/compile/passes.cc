@@ -5,7 +5,6 @@
 #include "base/watch.h"
 #include "compile/checks.h"
 #include "grad/passes.h"
-#include "rewrite/add_by_stage.h"
 #include "rewrite/copies.h"
 #include "rewrite/copy_replicas.h"
 #include "rewrite/fold.h"
@@ -80,12 +79,6 @@ void checked(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
   Check(graph, tasks);
 }
 
-// In exact mode the order of sums is the program's, wherever stages are cut. Unlike replicas sum over all of them what
-// each of their stages has.
-void sums_of_stages(Graph& graph, const TaskGraphs& tasks, const CompileOptions& options) {
-  if (!options.exact && tasks.replicas.empty()) add_by_stage(graph);
-}
-
 void clean_scopes(Graph& graph, const TaskGraphs& tasks, const CompileOptions&) {
   clean_as_written(graph, tasks.written);
 }
@@ -109,7 +102,6 @@ constexpr GraphPass kGraphPasses[] = {
     {"check_indices", plain<check_indices>, kAlways, false},
     {"assign_regions", plain<assign_regions>, kAlways, false},
     {"place_in_stages", of_tasks<place_in_stages>, kAlways, false},
-    {"add_by_stage", sums_of_stages, kTrain, false},
     {"name_apart", plain<name_apart>, kAlways, false},
 };
 

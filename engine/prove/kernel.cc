@@ -312,7 +312,6 @@ std::vector<Value> Kernels::one(const KernelCall& call) {
     if (auto made = more_terms(call)) return {*made};
     if (auto made = of_whole_summands(call)) return *made;
     if (auto made = two_of_sum(call)) return {*made};
-    if (auto made = two_with_terms(call)) return {*made};
     if (auto made = of_summand(call)) return *made;
     if (call.code == OpCode::k_add)
       for (const size_t i : {size_t{0}, size_t{1}})

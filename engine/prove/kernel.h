@@ -101,7 +101,6 @@ class Kernels {
   std::optional<std::vector<Value>> of_whole_summands(const KernelCall& call);
   std::optional<Value> more_terms(const KernelCall& call);
   std::optional<Value> two_of_sum(const KernelCall& call);
-  std::optional<Value> two_with_terms(const KernelCall& call);
   std::optional<std::vector<Value>> of_summand(const KernelCall& call);
   std::optional<Value> part_of_one(const KernelCall& call);
   Value constant(const Result& result, double value);

@@ -216,30 +216,6 @@ std::optional<Value> Kernels::two_of_sum(const KernelCall& call) {
   return out;
 }
 
-// Likewise of what has some of its terms alone: those terms of the first sum that has both. So a stage adds up what it
-// has of a gradient before another stage's comes, which the program adds first.
-std::optional<Value> Kernels::two_with_terms(const KernelCall& call) {
-  if (tree_.asked() || call.code != OpCode::k_add || !call.in[0].value || !call.in[1].value ||
-      call.in[0].local != call.in[1].local)
-    return {};
-  const Value &a = *call.in[0].value, &b = *call.in[1].value;
-  if (a.dtype != b.dtype) return {};
-  for (const OpId id : ref_.ops_of(OpCode::k_add)) {
-    const TensorId sum = ref_.root(ref_.graph().op(id).outputs[0]);
-    if (ref_.tensor(sum).dims != ref_.tensor(a.tensor).dims || !is_once_in(ref_, sum, a.tensor) ||
-        !is_once_in(ref_, sum, b.tensor))
-      continue;
-    std::optional<TensorIds> all = all_summands_of(ref_, sum, kManySummands);
-    if (!all) no_rule("a sum of more than {} in another order", kManySummands);
-    if (std::ranges::adjacent_find(*all) != all->end()) return {};
-    Value none = a;
-    none.tensor = sum, none.terms = terms_of(std::move(*all), {}, {}), none.combine = Combine::kSum;
-    const std::optional<Value> one = with_summands(ref_, none, a);
-    return one ? with_summands(ref_, *one, b) : std::nullopt;
-  }
-  return {};
-}
-
 // The program adds before an op that is linear (of layers that are one, in form); a plan may add behind it.
 std::optional<std::vector<Value>> Kernels::of_summand(const KernelCall& call) {
   if (tree_.asked()) return {};  // bits depend on the order

@@ -57,15 +57,6 @@ bool are_summands(const Reference& ref, const Value& sum, const Terms& more) {
   return true;
 }
 
-// What a tensor is the sum of, where each of these is once in it and has a name in the terms; else nothing.
-std::vector<TensorId> named_summands(const Reference& ref, const Terms& terms, TensorId sum) {
-  std::optional<TensorIds> all = all_summands_of(ref, sum, kManySummands);
-  if (!all || std::ranges::adjacent_find(*all) != all->end()) return {};
-  const std::vector<TensorId> names = terms.names();
-  if (!std::ranges::includes(names, *all)) return {};
-  return {all->begin(), all->end()};
-}
-
 // What a sum is made of, down to these names, through additions and what is linear in one operand.
 class Made {
  public:
@@ -222,12 +213,8 @@ Value with_terms(Reference& ref, Tree& tree, const Value& sum, const Value& x) {
   return out;
 }
 
-bool is_once_in(const Reference& ref, TensorId sum, TensorId summand) {
-  int looks = kLooks;
-  return times_in(ref, sum, summand, looks) == 1;
-}
-
-std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum, size_t most) {
+std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum) {
+  constexpr size_t kMost = 16;
   TensorIds left{sum}, out;
   while (!left.empty()) {
     const TensorId id = left.back();
@@ -237,7 +224,7 @@ std::optional<TensorIds> all_summands_of(const Reference& ref, TensorId sum, siz
     if (adds && std::ranges::all_of(ref.graph().op(made).inputs,
                                     [&](TensorId x) { return ref.tensor(x).dims == ref.tensor(sum).dims; }))
       for (const TensorId x : ref.graph().op(made).inputs) left.push_back(ref.root(x));
-    else if (out.size() == most)
+    else if (out.size() == kMost)
       return std::nullopt;
     else
       out.push_back(id);
@@ -282,7 +269,6 @@ std::optional<Value> with_summands(Reference& ref, const Value& sum, const Value
   if (more.summands().size() == 1 && more.summands()[0].tensor == x.tensor) {  // by the names that the sum has for it
     std::vector<TensorId> names = sum.terms.names();
     std::erase_if(names, [&](TensorId id) { return !ref.is_image_in(id, x.tensor); });
-    if (names.empty()) names = named_summands(ref, sum.terms, x.tensor);
     if (!names.empty()) more.name_as(std::move(names));
   }
   const auto has = [&](const Summand& s) {

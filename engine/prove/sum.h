@@ -28,11 +28,8 @@ std::optional<Value> with_summands(Reference& reference, const Value& sum, const
 // What has all terms of some summands, and none of the others, is the sum of those: that one, where the program has it.
 std::optional<Value> whole_summands(const Reference& reference, const Value& sum);
 
-constexpr size_t kFewSummands = 16, kManySummands = 1024;
-// The tensors that a sum is made of, as often as they are in it; none: they are more than `most`.
-std::optional<TensorIds> all_summands_of(const Reference& reference, TensorId sum, size_t most = kFewSummands);
-// Is `summand`, as it is, in the sum once? Not where that takes too long to see.
-bool is_once_in(const Reference& reference, TensorId sum, TensorId summand);
+// The tensors that a sum is made of, as often as they are in it; none: they are too many.
+std::optional<TensorIds> all_summands_of(const Reference& reference, TensorId sum);
 
 std::string describe(const Reference& reference, const Value& value);  // "relu [0:4 x all 32]"
 

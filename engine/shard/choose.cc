@@ -283,7 +283,8 @@ void Walk::settle_gradient(const Op& op, TensorId id) {
       if (b != a && now[b].placement == Placement::kShard)
         fits &= compatible(p_.graph.tensor(id).dims, now[b].sub_axis, want.sub_axis) ||
                 (p_.axes.role(op, b) != AxisRole::kReplica && !p_.options.exact && !p_.options.adasum &&
-                 goes_first(now[b], out_.shardings[p->second].axes[b], want, p_.graph.tensor(id).dims, false));
+                 first_along_split(p_.axes, p_.graph.tensor(id), forms_.of(id).sharding, op.stage, a, b,
+                                   out_.shardings[p->second].axes[b], want, false));
     if (!fits) continue;
     ReadForm whole = forms_.as_made(id);
     forms_.to_sharding(whole, id, op, a, want);

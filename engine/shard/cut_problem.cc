@@ -1,6 +1,7 @@
 #include "shard/cut_problem.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 
 #include "base/error.h"
@@ -88,21 +89,6 @@ std::vector<char> constants(const CutProblem& p) {
   return out;
 }
 
-bool made_backward(const Graph& g, TensorId id) {
-  const OpId made = g.tensor(id).producer;
-  return made != kNone && g.op(made).phase == Phase::kBackward;
-}
-
-// A sum of what two stages have (rewrite/add_by_stage).
-bool adds_stages(const Graph& g, TensorId id) {
-  if (!made_backward(g, id)) return false;
-  const Op& op = g.op(g.tensor(id).producer);
-  if (op.code != OpCode::k_add) return false;
-  const Tensor &a = g.tensor(op.inputs[0]), &b = g.tensor(op.inputs[1]);
-  return a.dims == b.dims && a.producer != kNone && b.producer != kNone &&
-         g.op(a.producer).stage != g.op(b.producer).stage;
-}
-
 }  // namespace
 
 std::map<TensorId, TensorId> parameters_of_gradients(const Graph& g) {
@@ -140,15 +126,21 @@ std::map<TensorId, TensorId> settled_gradients(const Graph& g, const std::map<Te
     if (parameter == kNone) continue;
     out[gradient] = parameter;
     if (options.exact || options.gradient_dtype) continue;
-    std::vector<TensorId> todo{gradient};
+    std::vector<TensorId> todo{gradient}, terms;
+    std::set<int32_t> stages;
     while (!todo.empty()) {
       const TensorId id = todo.back();
       todo.pop_back();
-      if (adds_stages(g, id))
-        for (const TensorId x : g.op(g.tensor(id).producer).inputs) todo.push_back(x);
-      else if (made_backward(g, id))
-        out[id] = parameter;
+      const OpId made = g.tensor(id).producer;
+      if (made == kNone || g.op(made).phase != Phase::kBackward) continue;
+      const Op& op = g.op(made);
+      if (op.code == OpCode::k_add && g.tensor(op.inputs[0]).dims == g.tensor(op.inputs[1]).dims)
+        todo.insert(todo.end(), op.inputs.begin(), op.inputs.end());
+      else
+        terms.push_back(id), stages.insert(op.stage);
     }
+    if (stages.size() > 1)
+      for (const TensorId id : terms) out[id] = parameter;
   }
   return out;
 }

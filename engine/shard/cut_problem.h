@@ -38,7 +38,7 @@ struct CutProblem {
   TensorId gradient_in(TensorId id) const;  // the parameter's gradient that this is, or is cast from; kNone: none
 };
 
-// Gradients of parameters; of one that several stages read, each stage's sum, so that none of them holds it whole.
+// Gradients of parameters; of one that several stages read, each stage's term, so that none of them holds it whole.
 std::map<TensorId, TensorId> settled_gradients(const Graph& graph, const std::map<TensorId, TensorId>& parameter_of,
                                                const ShardOptions& options);
 

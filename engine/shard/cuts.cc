@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "cost/cost.h"
 #include "task/factor_names.h"
 #include "task/window.h"
 
@@ -16,15 +17,47 @@ std::vector<size_t> settling_order(const Axes& axes, const Op& op) {
   return out;
 }
 
-bool goes_first(const AxisSharding& along_split, const AxisSharding& lives, const AxisSharding& want, const Dims& dims,
-                bool all) {
-  const auto beside_want = [&](const AxisSharding& x) {
-    return want.placement != Placement::kShard ||
-           (!(x.sub_axis == want.sub_axis) && compatible(dims, x.sub_axis, want.sub_axis));
+namespace {
+
+bool are_beside(const Dims& dims, const AxisSharding& x, const AxisSharding& y) {
+  return x.placement != Placement::kShard || y.placement != Placement::kShard ||
+         (!(x.sub_axis == y.sub_axis) && compatible(dims, x.sub_axis, y.sub_axis));
+}
+
+// Whether summing parts over replicas, not the whole, saves more than it takes to put the parts together.
+bool pays_in_parts(const Axes& axes, const Tensor& t, const Sharding& now, int32_t stage, size_t replicas,
+                   size_t split) {
+  double bytes = static_cast<double>(element_count(t.dims) * size_of(t.dtype));
+  for (size_t b = 1; b < now.axes.size(); ++b)
+    if (now.axes[b].placement == Placement::kShard) bytes /= static_cast<double>(axes.size(b, stage));
+  if (axes.mesh_axis(split, stage).has_gaps()) return false;
+  const int64_t n = axes.size(split, stage), r = axes.size(replicas, stage);
+  const LinkRates &far = axes.tasks.link(stage, replicas - 1), &near = axes.tasks.link(stage, split - 1);
+  return all_reduce_seconds(bytes, r, far) - all_reduce_seconds(bytes / static_cast<double>(n), r, far) >
+         all_reduce_seconds(0, n, near);
+}
+
+}  // namespace
+
+std::optional<AxisSharding> first_along_split(const Axes& axes, const Tensor& t, const Sharding& now, int32_t stage,
+                                              size_t replicas, size_t split, const AxisSharding& lives,
+                                              const AxisSharding& want, bool all) {
+  const AxisSharding& mine = now.axes[split];
+  const auto fits = [&](const AxisSharding& cut) {
+    bool out = cut.placement == Placement::kShard && are_beside(t.dims, cut, want);
+    for (size_t b = 1; b < now.axes.size(); ++b) out &= b == split || are_beside(t.dims, cut, now.axes[b]);
+    return out;
   };
-  const bool cut = lives.placement == Placement::kShard && beside_want(lives);
-  if (along_split.placement == Placement::kPartial) return cut || all;
-  return along_split.placement == Placement::kShard && cut && !beside_want(along_split);
+  if (mine.placement == Placement::kShard && fits(lives) && !are_beside(t.dims, mine, want)) return lives;
+  if (mine.placement != Placement::kPartial || mine.combine != Combine::kSum) return std::nullopt;
+  if (fits(lives)) return lives;
+  if (all) return AxisSharding{};
+  if (lives.placement == Placement::kShard || !pays_in_parts(axes, t, now, stage, replicas, split)) return std::nullopt;
+  for (size_t d = 0; d < t.dims.size(); ++d) {
+    const AxisSharding part = shard({static_cast<int>(d), 1, 1});
+    if (t.dims[d] % axes.size(split, stage) == 0 && fits(part)) return part;
+  }
+  return std::nullopt;
 }
 
 bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost) {

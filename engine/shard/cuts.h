@@ -1,6 +1,7 @@
 // By which factors an op can be cut along an axis, given where its operands lie.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,10 +59,12 @@ std::vector<int> linear_parts(const Placed& placed, size_t axis, bool exact);
 // are farther from each other, sum parts.
 std::vector<size_t> settling_order(const Axes& axes, const Op& op);
 
-// Of a gradient that is about to be summed over replicas into `want`, as it is along a split and as its parameter lives
-// there: whether it goes there first, so that replicas sum parts. `all`: they sum in fewer bits, splits do not.
-bool goes_first(const AxisSharding& along_split, const AxisSharding& lives, const AxisSharding& want, const Dims& dims,
-                bool all);
+// Of a gradient that is about to be summed along the axis `replicas` into `want`: the sharding along `split` that it
+// goes to first, so that replicas sum parts. As its parameter lives there; of one that lies whole, any part. None: it
+// stays. `all`: replicas sum in fewer bits, which the split does not.
+std::optional<AxisSharding> first_along_split(const Axes& axes, const Tensor& gradient, const Sharding& now,
+                                              int32_t stage, size_t replicas, size_t split, const AxisSharding& lives,
+                                              const AxisSharding& want, bool all);
 
 // Something small spread over a large tensor that lies so: what is small moves.
 bool is_spread(const Graph& graph, TensorId id, const Sharding& sharding, const CostModel& cost);

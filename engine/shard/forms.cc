@@ -136,16 +136,16 @@ void Forms::combine_by_adasum(ReadForm& o, TensorId id, const Op& reader, size_t
   reduce(o, id, reader, a);
 }
 
-void Forms::sum_over_splits(ReadForm& o, TensorId id, const Op& reader, const AxisSharding& want) {
+void Forms::sum_over_splits(ReadForm& o, TensorId id, const Op& reader, size_t a, const AxisSharding& want) {
   const TensorId parameter = p_.parameter_of.at(p_.gradient_in(id));
-  const Dims& dims = p_.graph.tensor(id).dims;
-  const std::vector<AxisSharding>& l = o.sharding.axes;
   for (size_t b = p_.axes.axes(); b-- > 1;) {
     if (p_.axes.role(p_.graph.op(p_.graph.tensor(id).producer), b) == AxisRole::kReplica) continue;
     const AxisSharding lives = parameter == kNone ? AxisSharding{} : of(parameter).sharding.axes[b];
-    if (!goes_first(l[b], lives, want, dims, p_.options.gradient_dtype.has_value())) continue;
+    const auto first = first_along_split(p_.axes, p_.graph.tensor(id), o.sharding, reader.stage, a, b, lives, want,
+                                         p_.options.gradient_dtype.has_value());
+    if (!first) continue;
     Form* const own = o.form;
-    to_sharding(o, id, reader, b, lives);
+    to_sharding(o, id, reader, b, *first);
     if (own)
       own->sharding = o.sharding, o.form = own, ++own->reductions;  // everyone who reads the gradient reads this sum
   }
@@ -199,7 +199,7 @@ void Forms::to_sharding(ReadForm& o, TensorId id, const Op& reader, size_t a, co
     return;
   }
   const bool of_replicas = is_summed_over_replicas(o, id, a);
-  if (of_replicas && !p_.options.exact && !p_.options.adasum) sum_over_splits(o, id, reader, want);
+  if (of_replicas && !p_.options.exact && !p_.options.adasum) sum_over_splits(o, id, reader, a, want);
   if (of_replicas && !cut && is(l[a], Placement::kReplicate)) return;  // groups of unlike sizes came first
   for (size_t b = p_.axes.axes(); b-- > a + 1;) {
     if (!is(l[b], Placement::kShard)) continue;

@@ -51,7 +51,7 @@ class Forms {
   void sum_in_groups(ReadForm& operand, TensorId id, const Op& reader, size_t axis);
   bool is_summed_over_replicas(const ReadForm& operand, TensorId id, size_t axis) const;  // the gradient of a parameter
   void combine_by_adasum(ReadForm& operand, TensorId id, const Op& reader, size_t axis);
-  void sum_over_splits(ReadForm& operand, TensorId id, const Op& reader, const AxisSharding& want);
+  void sum_over_splits(ReadForm& operand, TensorId id, const Op& reader, size_t axis, const AxisSharding& want);
   void charge(const Price& price) { *price_ += price; }
 
   const CutProblem& p_;

@@ -58,7 +58,7 @@ class Placer {
   // are farther from each other, sum parts. Where those sum in fewer bits it does so anyway, in its own type: it has
   // terms that cancel in the sum, and would be rounded by their size. `want`: along the axis of replicas that comes
   // next.
-  TensorId summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want);
+  TensorId summed_over_splits(const Op& reader, TensorId id, size_t a, const AxisSharding& want);
   TensorId sliced(const Op& op, TensorId id, size_t a, const AxisSharding& want);
   // Can the producer make it cut from operands that are there (or free themselves)?
   OpCut cut_of_result(const Op& op, const SubAxis& sub_axis, size_t a);

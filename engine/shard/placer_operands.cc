@@ -39,7 +39,7 @@ TensorId Placer::to_sharding(const Op& op, TensorId id, size_t a, const AxisShar
     return cut ? sliced(op, whole, a, want) : whole;
   }
   if (!options_.exact && !options_.adasum && is_summed_over_replicas(id, a))
-    if (const TensorId first = summed_over_splits(op, id, want); first != id) return to_sharding(op, first, a, want);
+    if (const TensorId first = summed_over_splits(op, id, a, want); first != id) return to_sharding(op, first, a, want);
   // An inner cut of the same sub-axis, or of one that overlaps, is taken back first; its own axis comes later.
   for (size_t b = axes(); b-- > a + 1;) {
     if (placement(id, b) != Placement::kShard) continue;
@@ -98,21 +98,16 @@ TensorId Placer::combine_gradient(const Op& reader, TensorId id, size_t a, const
   return made;
 }
 
-TensorId Placer::summed_over_splits(const Op& reader, TensorId id, const AxisSharding& want) {
+TensorId Placer::summed_over_splits(const Op& reader, TensorId id, size_t a, const AxisSharding& want) {
   const TensorId parameter = gradients_.parameter_of.at(gradients_.in(b_, id));
-  const Dims dims = g().tensor(id).dims;
-  for (size_t a = axes(); a-- > 1;) {
-    if (b_.out.role(g().op(b_.producer(id)), a) == AxisRole::kReplica) continue;
-    AxisSharding lives = parameter == kNone ? AxisSharding{} : storage_sharding(parameter).axes[a];
-    for (size_t b = 1; b < axes() && lives.placement == Placement::kShard; ++b) {
-      const AxisSharding& other = b_.out.at(id, b);
-      if (b != a && other.placement == Placement::kShard &&
-          (other.sub_axis == lives.sub_axis || !compatible(dims, other.sub_axis, lives.sub_axis)))
-        lives = {};
-    }
-    if (!goes_first(b_.out.at(id, a), lives, want, dims, options_.gradient_dtype.has_value())) continue;
+  for (size_t b = axes(); b-- > 1;) {
+    if (b_.out.role(g().op(b_.producer(id)), b) == AxisRole::kReplica) continue;
+    const AxisSharding lives = parameter == kNone ? AxisSharding{} : storage_sharding(parameter).axes[b];
+    const auto first = first_along_split(b_.out, g().tensor(id), b_.out.shardings[id], reader.stage, a, b, lives, want,
+                                         options_.gradient_dtype.has_value());
+    if (!first) continue;
     const TensorId part = id;
-    id = to_sharding(reader, part, a, lives);
+    id = to_sharding(reader, part, b, *first);
     b_.replace(part, id);  // everyone who reads the gradient reads this sum of it
   }
   return id;
