@@ -71,6 +71,16 @@ TEST_CASE("golden: replicas of a split move a part of the gradients, whatever th
   }
 }
 
+// Where a split leaves weights whole on each device, each still sums a part of their gradients over slow links.
+TEST_CASE("golden: replicas of a split move a part of the gradients of weights that lie whole, too") {
+  Gpt s;
+  s.batch = 32, s.seq = 512, s.dim = 1024, s.heads = 16, s.vocab = 8192;
+  const Plan plan = plan_of(s, {.strategy = "replica(2) > split(8)", .cluster = "2 nodes of 8xH100-80GB, 25Gb/s"});
+  CHECK(memory(plan, 0).parameters > 2 * 4 * s.parameters() / 8);  // some of them do
+  row("replica(2) > split(8), weights whole, M = 1", "parameters", 2.0 / 8, 2.0 / 8,
+      moved(plan, 0)["replica"] / s.parameters());
+}
+
 TEST_CASE("traffic of ZeRO's levels is that of the closed forms with every optimizer, clipped or not") {
   constexpr int n = 4;
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW, OptimizerKind::kLamb,

@@ -301,6 +301,31 @@ TEST_CASE("proof: exact mode adds micro-batches by the tree") {
   CHECK_MESSAGE(!has(text(tied), "of which the order is not known"), text(tied));
 }
 
+TEST_CASE("proof: a matrix that is applied twice in a row, or is multiplied with itself, in stages") {
+  using enum OpCode;
+  for (const bool squared : {false, true}) {
+    small::Model m;
+    const TensorId w = m.variable("w", {8, 8});
+    TensorId h = m.input("x", {8, 8});
+    const TensorId y = m.input("y", {8, 8});
+    for (int k = 0; k < 4; ++k) {
+      const TensorId twice =
+          squared ? m.op(k_matmul, {h, m.op(k_matmul, {w, w})}) : m.op(k_matmul, {m.op(k_matmul, {h, w}), w});
+      h = m.op(k_add, {h, m.op(k_tanh, {twice})});
+    }
+    const TensorId d = m.op(k_sub, {h, y});
+    m.minimize(m.op(k_reduce_sum, {m.op(k_mul, {d, d})}, {{"axes", Ints{0, 1}}, {"keep_dims", false}}),
+               OptimizerKind::kSgd);
+    for (const char* strategy : {"pipeline(2, micro_batches=2) > split(2)", "pipeline(4, micro_batches=4)",
+                                 "replica(2) > pipeline(2, micro_batches=2)", "split(4)"})
+      for (const int zero : {0, 3}) {
+        CAPTURE(strategy);
+        const Proof proof = prove(plan_of(m.g, "null:4", strategy, [&](CompileOptions& o) { o.zero = zero; }));
+        CHECK_MESSAGE(proof.verdict == ProofVerdict::kProven, text(proof));
+      }
+  }
+}
+
 TEST_CASE("proof: a matrix that all stages use, whose gradient each adds up and settles by itself") {
   const small::Model m = small::shared(12, 16);
   for (const char* strategy :

@@ -307,7 +307,8 @@ def estimate(graph: Graph, devices: str | None = None, *, quick: bool = False, *
     """What ``whale.plan`` of the same arguments would take, also where that does not fit; seals the graph. ``options``: those of
     ``whale.plan``. About two thirds of planning's time (evaluation is not planned, nothing is verified), and a third where a few of many
     like layers stand for all. ``quick``: for one choice among many: a third of that again, where one layer more is not asked whether it
-    says the same; in few setups memory is then more than 2 % off, and a pipeline that would be faster otherwise is not looked for.
+    says the same: of shallow models and pipelines memory is then more than 2 % off in one of six setups, and a pipeline that would be
+    faster otherwise is not looked for. To rank choices by, not to fill devices by.
 
     ``strategy``; ``seconds`` of a step by the cost model; ``classes`` of devices whose parts have the same sizes: ``devices`` (their
     numbers), ``seconds`` of their own work, ``memory`` and ``host_memory`` (bytes: ``parameters``, ``gradients``, ``state``, ``buffers``,
