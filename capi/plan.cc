@@ -57,9 +57,9 @@ void take(const std::string& field, const From& from, const std::string& option,
 }
 
 void read_fields(const whale_plan_options& o, PlanOptions& out) {
-  each_option(out, [&](const std::string& option, auto& to, int64_t last) {
-#define WHALE_FIELD(field) take(#field, o.field, option, to, last);
-#define WHALE_LIST(field, count) take(#field, array(o.field, o.count, "options." #field), option, to, last);
+  each_option(out, [&](const std::string& option, auto& to, OptionRule rule) {
+#define WHALE_FIELD(field) take(#field, o.field, option, to, rule.last);
+#define WHALE_LIST(field, count) take(#field, array(o.field, o.count, "options." #field), option, to, rule.last);
 #include "plan_fields.inc"
 #undef WHALE_FIELD
 #undef WHALE_LIST

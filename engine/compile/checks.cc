@@ -151,22 +151,16 @@ namespace {
 // Options that are about a step of training have no meaning without one.
 void check_untrained(const CompileOptions& options, const Graph& source) {
   if (trains(source)) return;
-  const uint32_t trained = options.offload & ~uint32_t{kOffloadParameters};
-  const bool recompute = options.recompute != Recompute::kNone || !options.stage_recompute.empty();
-  const std::pair<const char*, bool> given[] = {{"accumulation", options.accumulation > 1},
-                                                {"bucket_bytes", options.bucket_bytes != 0},
-                                                {"train_batches", !options.train_batches.empty()},
-                                                {"zero", options.zero != 0},
-                                                {"state_shares", !options.state_shares.empty()},
-                                                {"recompute", recompute},
-                                                {"gradient_dtype", options.gradient_dtype.has_value()},
-                                                {"accumulate_dtype", options.accumulate_dtype.has_value()},
-                                                {"adasum", options.adasum},
-                                                {"update", options.update != UpdateForm::kByCost}};
   std::string names;
-  for (const auto& [name, is] : given)
-    if (is) names += (names.empty() ? "" : ", ") + std::string(name);
-  if (trained != 0) names += (names.empty() ? "offload of " : ", offload of ") + offload_text(trained);
+  const auto name = [&](const std::string& option) { names += (names.empty() ? "" : ", ") + option; };
+  if (options.accumulation > 1) name("accumulation");
+  if (!options.train_batches.empty()) name("train_batches");
+  const Attrs given = attrs_of(options);
+  each_option(PlanOptions(), [&](const char* option, const auto&, OptionRule rule) {
+    if (rule.of_training && given.contains(option)) name(option);
+  });
+  if (const uint32_t trained = options.offload & ~uint32_t{kOffloadParameters}; trained != 0)
+    name("offload of " + offload_text(trained));
   if (names.empty()) return;
   throw invalid(
       "{} of graph '{}', which has no loss with an optimizer: these options are of training; leave them out, or "

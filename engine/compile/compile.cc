@@ -27,19 +27,29 @@
 namespace whale {
 namespace {
 
+// Of a plan whose step fits and whose evaluation does not: is there one that does, and it is the plan's now.
+bool fit_evaluation(Plan& plan) {
+  if (plan.entries.size() < 2 || shortage_of(plan, plan.entries[0]).bytes > 0) return false;
+  Entry& evaluation = plan.entries[1];
+  if (shortage_of(plan, evaluation).bytes == 0) return false;
+  std::optional<Entry> other = evaluation_that_fits(plan, evaluation.batch);
+  if (other) evaluation = std::move(*other);
+  return other.has_value();
+}
+
 // `memory_price`: CostModel's. `last`: the plan is wanted whole, even where its variables alone are too large.
 Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                double memory_price, bool last) {
   Scoped scoped = prepare(graph, devices, options, memory_price);
-  Graph source = source_of(graph, options);
-  source.training.accumulation = scoped.graph.training.accumulation;
   const Passes passes{options, scoped.tasks, gradients_of(options)};
   Plan plan = outline(scoped, devices, options, memory_price);
+  plan.source = source_of(graph, options);
+  plan.source.training.accumulation = scoped.graph.training.accumulation;
   const std::vector<uint8_t> file = serialize(graph);  // its training included
   plan.model_hash = hash_name({reinterpret_cast<const char*>(file.data()), file.size()});
 
   std::vector<std::string> entries;
-  if (trains(source))
+  if (trains(plan.source))
     entries.push_back("train");
   else if (!passes.gradients.empty())
     throw invalid("fetch 'grad:{}': the graph has no loss with an optimizer, so nothing is differentiated",
@@ -59,7 +69,7 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     plan.entries.push_back(
         passes.make_entry(lg, indices, name, plan.variables, plan.entries.empty() ? &decisions : nullptr));
   }
-  plan.source = std::move(source);
+  const bool evaluated_otherwise = fit_evaluation(plan);
   plan.notes = notes_of(plan);
   for (const std::string& note : idle_notes(plan)) plan.notes.push_back(note);
   plan.notes.insert(plan.notes.end(), decisions.begin(), decisions.end());
@@ -70,6 +80,8 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
     plan.notes.push_back(fmt::format(
         "The plan that is fastest without regard to memory does not fit; here a byte is worth {:g} times as much.",
         memory_price));
+  if (evaluated_otherwise)
+    plan.notes.emplace_back("The evaluation that is fastest does not fit; it is planned to hold less than a step.");
   check_limits(plan);
   passes.after("plan", plan, true);
   return plan;

@@ -1,6 +1,8 @@
 // For a plan that does not fit: the changes by which it would, and what they cost.
 #pragma once
 
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "compile/compile.h"
@@ -29,5 +31,7 @@ std::optional<Plan> plan_that_fits(const Graph& graph, const std::vector<DeviceS
                                    const CompileOptions& options, bool warmups = false);
 // compile_entry(), whether it fits or not.
 Entry entry_for(const Plan& plan, std::string_view name, int64_t batch);
+// An evaluation has a price of memory of its own where it does not fit at the plan's: the lowest at which it does.
+std::optional<Entry> evaluation_that_fits(const Plan& plan, int64_t batch);
 
 }  // namespace whale

@@ -73,8 +73,8 @@ std::string offload_text(uint32_t classes) {
 
 Attrs attrs_of(const PlanOptions& options) {
   Attrs usual, out;
-  each_option(PlanOptions(), [&](const char* name, const auto& value, int64_t) { usual[name] = write(value); });
-  each_option(options, [&](const char* name, const auto& value, int64_t) {
+  each_option(PlanOptions(), [&](const char* name, const auto& value, OptionRule) { usual[name] = write(value); });
+  each_option(options, [&](const char* name, const auto& value, OptionRule) {
     if (Attr mine = write(value); mine != usual[name]) out[name] = std::move(mine);
   });
   return out;
@@ -83,12 +83,12 @@ Attrs attrs_of(const PlanOptions& options) {
 PlanOptions options_of(const Attrs& attrs) {
   PlanOptions out;
   size_t known = 0;
-  each_option(out, [&](const char* name, auto& value, int64_t last) {
+  each_option(out, [&](const char* name, auto& value, OptionRule rule) {
     const auto it = attrs.find(name);
     if (it == attrs.end()) return;
     ++known;
     try {
-      read(it->second, value, last);
+      read(it->second, value, rule.last);
     } catch (const std::bad_variant_access&) {
       throw invalid("option '{}' is of another type", name);
     } catch (const Error& e) {
@@ -98,7 +98,7 @@ PlanOptions options_of(const Attrs& attrs) {
   if (known == attrs.size()) return out;
   for (const auto& [name, value] : attrs) {
     bool found = false;
-    each_option(out, [&, &asked = name](const char* each, const auto&, int64_t) { found = found || asked == each; });
+    each_option(out, [&, &asked = name](const char* each, const auto&, OptionRule) { found = found || asked == each; });
     if (!found) throw invalid("option '{}' is unknown; a newer libwhale may know it", name);
   }
   return out;

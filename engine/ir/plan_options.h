@@ -1,7 +1,7 @@
 // How a plan is made of a model, besides its strategy, batch and devices: kept in the plan, so that other batch sizes
-// and evaluation are planned alike. each_option() is the only list of them: files, JSON, ranges and the fields of the C
-// ABI follow it. A new one is touched here, in whale.h, in tools/whale/plan_arguments.cc and in
-// sdk/python/whale/job.py.
+// and evaluation are planned alike. each_option() is the only list of them: files, JSON, what is legal and the fields
+// of the C ABI follow it. A new one is touched here, in capi/abi.toml, in tools/whale/plan_arguments.cc and in
+// sdk/python/whale/job.py, and read where it acts.
 #pragma once
 
 #include <cstdint>
@@ -55,24 +55,31 @@ struct PlanOptions {
   int64_t prefetch = 0;       // gathers of parameters (ZeRO 3) ahead of the one that is read; 0: by the cost model
 };
 
-// visit(name, value, last): of a number, an enum or bits, what is legal is 0 to `last`.
+// Of a number, an enum or bits, what is legal is 0 to `last`. What is `of_training` has no meaning without a loss.
+struct OptionRule {
+  int64_t last = 0;
+  bool of_training = false;
+};
+
 template <class Options, class Visit>
 void each_option(Options&& o, Visit&& visit) {
-  visit("bucket_bytes", o.bucket_bytes, INT64_MAX);
-  visit("overlap", o.overlap, 1);
-  visit("fusion", o.fusion, 1);
-  visit("zero", o.zero, 3);
-  visit("state_shares", o.state_shares, 0);
-  visit("recompute", o.recompute, int64_t{static_cast<uint8_t>(Recompute::kFull)});
-  visit("stage_recompute", o.stage_recompute, int64_t{static_cast<uint8_t>(Recompute::kFull)});
-  visit("gradient_dtype", o.gradient_dtype, 0);
-  visit("accumulate_dtype", o.accumulate_dtype, 0);
-  visit("adasum", o.adasum, 1);
-  visit("exact", o.exact, 1);
-  visit("offload", o.offload, kOffloadAll);
-  visit("update", o.update, int64_t{static_cast<uint8_t>(UpdateForm::kSliced)});
-  visit("matmul_chunks", o.matmul_chunks, INT32_MAX);
-  visit("prefetch", o.prefetch, INT32_MAX);
+  constexpr int64_t kPolicies = static_cast<uint8_t>(Recompute::kFull),
+                    kForms = static_cast<uint8_t>(UpdateForm::kSliced);
+  visit("bucket_bytes", o.bucket_bytes, OptionRule{INT64_MAX, true});
+  visit("overlap", o.overlap, OptionRule{1});
+  visit("fusion", o.fusion, OptionRule{1});
+  visit("zero", o.zero, OptionRule{3, true});
+  visit("state_shares", o.state_shares, OptionRule{0, true});
+  visit("recompute", o.recompute, OptionRule{kPolicies, true});
+  visit("stage_recompute", o.stage_recompute, OptionRule{kPolicies, true});
+  visit("gradient_dtype", o.gradient_dtype, OptionRule{0, true});
+  visit("accumulate_dtype", o.accumulate_dtype, OptionRule{0, true});
+  visit("adasum", o.adasum, OptionRule{1, true});
+  visit("exact", o.exact, OptionRule{1});
+  visit("offload", o.offload, OptionRule{kOffloadAll});  // parameters also without training
+  visit("update", o.update, OptionRule{kForms, true});
+  visit("matmul_chunks", o.matmul_chunks, OptionRule{INT32_MAX});
+  visit("prefetch", o.prefetch, OptionRule{INT32_MAX});
 }
 
 // Those that differ from the default, by name. options_of() throws where an option is unknown or out of range.

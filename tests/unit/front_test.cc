@@ -73,7 +73,7 @@ TEST_CASE("by prices: no set of devices is both faster and cheaper than the fron
   const double fastest = search(graph, devices, {}).winner().seconds;
   for (const Known& k : all) CHECK_MESSAGE(fastest <= k.seconds * kNear, k.text);
 
-  for (const Judged& f : front) {
+  for (const Judged& f : {front[0], front[front.size() / 2], front.back()}) {
     CompileOptions bounded;
     bounded.search.most_price = f.price * 1.02;
     const Found cheap = search(graph, devices, bounded);
