@@ -33,8 +33,8 @@ struct Unit {
   int64_t bytes;
 };
 constexpr Unit kUnits[] = {
-    {"TB", 1000'000'000'000}, {"GB", 1000'000'000}, {"MB", 1000'000}, {"KB", 1000}, {"TiB", int64_t{1} << 40},
-    {"GiB", 1 << 30},         {"MiB", 1 << 20},     {"KiB", 1 << 10}, {"B", 1}};
+    {"TB", 1000'000'000'000},  {"GB", 1000'000'000}, {"MB", 1000'000}, {"KB", 1000},     {"kB", 1000},
+    {"TiB", int64_t{1} << 40}, {"GiB", 1 << 30},     {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}};
 
 // "80GB": in the largest unit that divides it.
 std::string memory_text(int64_t bytes) {

@@ -134,10 +134,11 @@ class Lowerer {
       masks.insert(mask);
       seen[{mesh, seen_in(mesh, mask)}] += times[t];
     }
-    std::map<uint64_t, int64_t> uses{{0, 0}};  // none counts last
+    // None counts last, and what is none in a mesh does not count for it: parameters are not cut either.
+    std::map<uint64_t, int64_t> uses{{0, 0}};
     for (const uint64_t mask : masks)
       for (const auto& [in, n] : seen)
-        if (mask != 0 && seen_in(in.first, mask) == in.second) uses[mask] += n;
+        if (in.second != 0 && seen_in(in.first, mask) == in.second) uses[mask] += n;
     low_.masks.assign(masks.begin(), masks.end());
     if (low_.masks.empty()) low_.masks.push_back(0);
     std::stable_sort(low_.masks.begin(), low_.masks.end(), [&](uint64_t a, uint64_t b) { return uses[a] > uses[b]; });
@@ -449,6 +450,7 @@ class Lowerer {
     if (low_.options.overlap && !lg_.exact) chunk_products(draft, low_, report);  // other rows, other kernels
     if (entry_.programs.empty()) note(report);
     share_storage(draft, lg_.graph, entry_.loss());
+    number_versions(draft.program);
     if (low_.options.detail == Detail::kWhole) {
       place_arenas(draft.program, memory_);
       add_row_waits(draft.program);

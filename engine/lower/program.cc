@@ -321,7 +321,7 @@ void write_segment(Draft& draft, const Site& at, const ProgramOrder& order) {
 }
 
 // Values that one segment of the body hands to another have a version for every micro-batch of their virtual stage that
-// is alive.
+// is alive; those that another virtual stage of the device reads, of all of its stages.
 void assign_versions(Draft& draft, const Graph& graph, const ProgramOrder& order) {
   Program& p = draft.program;
   std::vector<int32_t> seen(p.buffers.size(), -1);
@@ -337,6 +337,8 @@ void assign_versions(Draft& draft, const Graph& graph, const ProgramOrder& order
           if (b == kNone) continue;
           int32_t& first = seen[root(b)];
           if (first >= 0 && first != base) crosses[root(b)] = 1;
+          if (first >= 0 && order.segments[first].key.stage != order.segments[base].key.stage)
+            versions[root(b)] = std::max(versions[root(b)], static_cast<int32_t>(order.of_all_stages));
           first = base;
           if (const auto n = order.versions.find(base); n != order.versions.end())
             versions[root(b)] = std::max(versions[root(b)], static_cast<int32_t>(n->second));
@@ -353,6 +355,12 @@ void assign_versions(Draft& draft, const Graph& graph, const ProgramOrder& order
 }
 
 }  // namespace
+
+void number_versions(Program& p) {
+  const std::vector<int32_t> periods = periods_of(p);
+  for (ScheduleRow& row : p.schedule)
+    if (const int32_t period = periods[row.segment]; period > 1) row.version %= period;
+}
 
 Draft draft_program(const Lowering& low, const Place& place) {
   const ProgramOrder order = order_of(low, place);

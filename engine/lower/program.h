@@ -76,8 +76,10 @@ struct TreeUse {
 struct ProgramOrder {
   std::vector<SegmentPlan> segments;
   std::vector<ScheduleRow> rows;
-  std::map<int32_t, int64_t>
-      versions;  // by segment of a pipeline: micro-batches of its virtual stage that are alive at once
+  // By segment of a pipeline: micro-batches of its virtual stage that are alive at once; and of all stages of a device
+  // together, where one reads what another one made (1: none does).
+  std::map<int32_t, int64_t> versions;
+  int64_t of_all_stages = 1;
   std::map<SegmentKey, TreeUse> trees;  // exact mode, by what makes the values (of any size)
 };
 // From the micro-batches of a place and their schedule alone.
@@ -127,6 +129,9 @@ struct Draft {
   void add(Instruction instruction, const Op* op);  // to the last segment
 };
 Draft draft_program(const Lowering& low, const Place& place);
+// Rows that came with the number of their micro-batch, since their segment's buffers have unlike numbers of versions,
+// get the version that this is.
+void number_versions(Program& program);
 
 // A device, in one of its segments: what it has of tensors there, and which ops it runs.
 struct Site {

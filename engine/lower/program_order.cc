@@ -105,9 +105,10 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   constexpr const char* kNames[] = {"forward", "backward", "weight"};
   const auto& order = pipeline.devices[place.mesh];
   const bool between = between_virtual_stages(low, place);
-  const auto virtual_stage_of = [&](const WorkItem& item) { return between ? 0 : item.virtual_stage; };
-  const std::map<int, int64_t> versions = alive_at_once(order, between);
+  const std::map<int, int64_t> versions = alive_at_once(order, false);
+  if (between) out.of_all_stages = alive_at_once(order, true).at(0);
   for (const auto& [virtual_stage, n] : versions) check_versions(n, pipeline.name);
+  check_versions(between ? mine.size() : 1, pipeline.name);
   add_whole(out, Region::kPrologue, "prologue");
   std::map<SegmentKey, int32_t> segments;
   // In the order of the model, so that a value's buffer is known before it is read.
@@ -134,9 +135,9 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
     const auto u = static_cast<int32_t>(mine.begin) + item.micro_batch;
     const int32_t segment =
         segments.at({model_stage(pipeline, place.mesh, item.virtual_stage), item.kind, low.size_class[u]});
-    const int64_t n = out.versions[segment] = versions.at(virtual_stage_of(item));
-    add_row(low, place, {.segment = segment, .micro_batch = u, .version = static_cast<int32_t>(item.micro_batch % n)},
-            added, out);
+    const int64_t n = out.versions[segment] = versions.at(item.virtual_stage);
+    const int64_t version = between ? item.micro_batch : item.micro_batch % n;
+    add_row(low, place, {.segment = segment, .micro_batch = u, .version = static_cast<int32_t>(version)}, added, out);
   }
   add_whole(out, Region::kEpilogue, "epilogue");
   return out;

@@ -1,8 +1,10 @@
 #include "plan/lives.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/watch.h"
+#include "plan/limits.h"
 
 namespace whale {
 namespace {
@@ -35,8 +37,19 @@ Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version) {
   constexpr int32_t kDeviceArena = 0, kHostArena = 1, kStepScalars = 2, kVariables = 3;
   if (b.kind == BufferKind::kVariable) return {kVariables + b.ref, 0, b.bytes};
   if (b.kind == BufferKind::kStep) return {kStepScalars, 0, 0};
-  const int64_t begin = b.offset + (b.versions > 1 ? version * version_stride(b) : 0);
+  const int64_t begin = b.offset + version % b.versions * version_stride(b);
   return {b.memory == Memory::kHost ? kHostArena : kDeviceArena, begin, begin + b.bytes};
+}
+
+std::vector<int32_t> periods_of(const Program& p) {
+  std::vector<int32_t> out(p.segments.size(), 1);
+  for (size_t s = 0; s < out.size(); ++s)
+    for (const Instruction& i : p.segments[s].instructions)
+      for (const BufferIds* list : {&i.in, &i.out})
+        for (const BufferId b : *list)
+          if (const int32_t n = b == kNone ? 1 : p.buffers[storage_of(p, b)].versions; n > 1)
+            out[s] = static_cast<int32_t>(std::min(std::lcm(int64_t{out[s]}, int64_t{n}), kMostVersions));
+  return out;
 }
 
 bool writes_variable(const Program& program, const Instruction& i) {

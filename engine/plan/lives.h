@@ -26,6 +26,8 @@ struct Bytes {
   bool meets(const Bytes& other) const { return space == other.space && begin < other.end && other.begin < end; }
 };
 Bytes bytes_of_storage(const Program& program, BufferId id, int32_t version);
+// Per segment, after how many versions its rows are at the same bytes again: the least common multiple of its buffers'.
+std::vector<int32_t> periods_of(const Program& program);
 
 // Storage that a buffer shares: the end of its chain of aliases.
 BufferId storage_of(const Program& program, BufferId id);

@@ -95,7 +95,7 @@ struct Buffer {
   int64_t offset = -1;  // kArena and kInput: bytes from the arena's start, 64-byte aligned
   int64_t bytes = 0;    // of one version
   // Values of several micro-batches that are alive at once: version k of a buffer lies k * align_up(bytes, kAlignment)
-  // behind its first one. A schedule row says which version its segment works on.
+  // behind its first one. A schedule row says which one its segment works on (modulo the buffer's, where they differ).
   int32_t versions = 1;
   BufferId alias = -1;  // shares the storage of this buffer (in-place result, reshape): same offset
   // kHost: the offset is one of the program's host arena, or the variable is kept there; only kMove touches it.

@@ -101,13 +101,9 @@ RowWaits waits_for(Before& before, const Program& p, const ScheduleRow& now) {
 
 void add_row_waits(Program& p) {
   p.row_waits.clear();
-  std::vector<char> versioned(p.segments.size());
-  for (size_t s = 0; s < versioned.size(); ++s)
-    for (const Instruction& i : p.segments[s].instructions)
-      for (const BufferIds* list : {&i.in, &i.out})
-        for (const BufferId b : *list) versioned[s] |= b != kNone && p.buffers[storage_of(p, b)].versions > 1;
+  const std::vector<int32_t> periods = periods_of(p);
   using Kind = std::pair<int32_t, int32_t>;  // rows of one segment and version are alike
-  const auto kind = [&](const ScheduleRow& r) -> Kind { return {r.segment, versioned[r.segment] ? r.version : 0}; };
+  const auto kind = [&](const ScheduleRow& r) -> Kind { return {r.segment, r.version % periods[r.segment]}; };
   std::map<Kind, Before> rows;
   std::map<std::pair<Kind, Kind>, int32_t> known;
   for (size_t r = 1; r < p.schedule.size(); ++r) {

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/watch.h"
+#include "plan/lives.h"
 #include "plan/verify.h"
 
 namespace whale {
@@ -201,7 +202,7 @@ void check_values(const VerifyContext& c, const std::vector<Held>& all, const st
         const auto at = std::ranges::find_if(segment.instructions, reads_it);
         return at == segment.instructions.end() ? size_t{0} : static_cast<size_t>(at - segment.instructions.begin());
       };
-      const ScheduleRow*& maker = made[x.versions > 1 ? static_cast<size_t>(row.version) : 0];
+      const ScheduleRow*& maker = made[static_cast<size_t>(row.version % x.versions)];
       const auto fail = [&](const std::string& what) {
         c.fail({.segment = &segment, .instruction = reader(), .micro_batch = row.micro_batch, .row = &row}, what);
       };
@@ -362,30 +363,25 @@ void check_rows(const VerifyContext& c, const std::vector<SegmentUse>& of_segmen
   }
 }
 
-// Every buffer of several versions has the one that a row works on.
-void check_versions(const VerifyContext& c, const std::vector<SegmentUse>& uses) {
+// A row works on one of the versions that its segment has.
+void check_versions(const VerifyContext& c) {
   const Program& p = c.program;
-  std::vector<const Buffer*> fewest(p.segments.size());  // versions
-  for (size_t s = 0; s < p.segments.size(); ++s)
-    for (size_t b = 0; b < p.buffers.size(); ++b)
-      if (p.buffers[b].versions > 1 && uses[s].of[b].any && (!fewest[s] || p.buffers[b].versions < fewest[s]->versions))
-        fewest[s] = &p.buffers[b];
+  const std::vector<int32_t> periods = periods_of(p);
   for (const ScheduleRow& row : watched(p.schedule)) {
-    const auto s = static_cast<size_t>(row.segment);
-    if (fewest[s] && row.version >= fewest[s]->versions) {
-      const Segment& segment = p.segments[s];
-      const auto buffer = static_cast<BufferId>(fewest[s] - p.buffers.data());
-      const auto has = [&](const BufferIds& ids) {
-        return std::ranges::any_of(ids, [&](BufferId b) { return b != kNone && storage_of(p, b) == buffer; });
-      };
-      const auto at =
-          std::ranges::find_if(segment.instructions, [&](const Instruction& i) { return has(i.in) || has(i.out); });
-      c.fail({.segment = &segment,
-              .instruction = static_cast<size_t>(at - segment.instructions.begin()),
-              .micro_batch = row.micro_batch},
-             fmt::format("a schedule row of segment '{}' works on version {}, but '{}' has {}", segment.name,
-                         row.version, fewest[s]->name, fewest[s]->versions));
-    }
+    const int32_t period = periods[row.segment];
+    if (period == 1 || row.version < period) continue;
+    const Segment& segment = p.segments[row.segment];
+    const auto has_several = [&](const BufferIds& ids) {
+      return std::ranges::any_of(ids,
+                                 [&](BufferId b) { return b != kNone && p.buffers[storage_of(p, b)].versions > 1; });
+    };
+    const auto at = std::ranges::find_if(segment.instructions,
+                                         [&](const Instruction& i) { return has_several(i.in) || has_several(i.out); });
+    c.fail({.segment = &segment,
+            .instruction = static_cast<size_t>(at - segment.instructions.begin()),
+            .micro_batch = row.micro_batch},
+           fmt::format("a schedule row of segment '{}' works on version {}, but its buffers have {}", segment.name,
+                       row.version, period));
   }
 }
 
@@ -474,7 +470,7 @@ void verify_memory(const VerifyContext& c) {
     check_races(c, s, uses.back());
     check_names(c, s, made);
   }
-  check_versions(c, uses);
+  check_versions(c);
   const std::vector<std::vector<size_t>> rows = rows_of_segments(p);
   const std::vector<Held> held = held_by(p, uses, rows);
   check_values(c, held, rows);

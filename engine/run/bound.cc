@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "plan/lives.h"
 #include "plan/placed.h"
 #include "run/feeds.h"
 
@@ -77,9 +78,7 @@ class Binder {
     if (root.offset < 0 || root.versions < 1 || end > arena)
       throw internal("buffer '{}' lies at [{}, {}) of an arena of {} bytes", root.name, root.offset, end, arena);
     if (root.versions == 1) return root.offset;
-    if (version_ < 0 || version_ >= root.versions)
-      throw internal("buffer '{}' has {} versions, the schedule names version {}", root.name, root.versions, version_);
-    return root.offset + version_ * version_stride(root);
+    return root.offset + version_ % root.versions * version_stride(root);
   }
 
   char* variable(const Buffer& root) {
@@ -108,16 +107,11 @@ class Binder {
 
   // Once for each version that it is run on; a segment that touches no buffer with several versions is the same on all.
   void bind_segments() {
-    std::vector<bool> versioned(program_.segments.size());
-    for (size_t s = 0; s < versioned.size(); ++s)
-      for (const Instruction& instruction : program_.segments[s].instructions)
-        for (const auto* ids : {&instruction.in, &instruction.out})
-          for (const BufferId id : *ids)
-            if (id != kNone && buffer(root_of(program_, id)).versions > 1) versioned[s] = true;
+    const std::vector<int32_t> periods = periods_of(program_);
     std::map<std::pair<int32_t, int32_t>, int32_t> known;
     for (const ScheduleRow& row : program_.schedule) {
       const size_t segment = static_cast<size_t>(row.segment);
-      const std::pair<int32_t, int32_t> key{row.segment, versioned.at(segment) ? row.version : 0};
+      const std::pair<int32_t, int32_t> key{row.segment, row.version % periods.at(segment)};
       const auto [at, fresh] = known.emplace(key, static_cast<int32_t>(known.size()));
       bound_->rows.push_back(at->second);
       if (!fresh) continue;

@@ -473,6 +473,15 @@ def test_a_file_of_another_kind_is_called_what_was_wanted(files, tmp_path):
     assert "`whale plan MODEL" in whale("verify", files / "mlp.whale", "--plan", tmp_path / "no.plan", code=2)
 
 
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_samples_of_stages_with_unlike_meshes_are_those_that_they_work_on(tmp_path, micro_batches):
+    """Experts make stages of a split, beside stages of replicas, which have half of the batch."""
+    whale("model", "moe-gpt", "--layers", "4", "--dim", "32", "--heads", "4", "--seq", "16", "--vocab", "64", "--experts", "4", "--batch", "8", "-o", tmp_path / "m.whale")
+    text = whale("plan", tmp_path / "m.whale", "--devices", "null:8", "--strategy",
+                 f"pipeline(4, micro_batches={micro_batches}) > replica(2); experts: split(2, factor=experts)")
+    assert "8 samples are cut over 8 devices as [4, 4, 8, 8, 4, 4, 8, 8]" in text
+
+
 def test_m6_10t_fits_the_papers_machines(tmp_path):
     """512 devices of 32 GB; Adafactor's sums of squares are small, and held the gradients of all layers back until they were sent together."""
     whale("model", "m6-10t", "-o", tmp_path / "m.whale")

@@ -1,5 +1,8 @@
 // What is estimated without making the plan against what the plan says.
 #include "report/estimate.h"
+
+#include <set>
+
 #include "cluster/device_kinds.h"
 #include "compile/prepare.h"
 #include "golden.h"
@@ -78,18 +81,24 @@ void check_seconds_of_all_layers(const Graph& graph, const Row& row) {
   CHECK(seconds == doctest::Approx(estimate(graph, devices, options).seconds).epsilon(0.02));
 }
 
-// Layers of squares without scopes of their own; `shared`: all have the first one's weights.
-Graph squares(int64_t layers, bool shared) {
+// Layers of squares without scopes of their own; `shared`: all have the first one's weights; `aside`: each has a loss
+// of its own, as experts have.
+Graph squares(int64_t layers, bool shared, bool aside = false) {
   using enum OpCode;
   small::Model m;
   TensorId h = m.input("x", {1024, 512});
   const TensorId target = m.input("target", {1024, 512});
-  TensorId w = kNone;
+  TensorId w = kNone, losses = kNone;
   for (int64_t l = 0; l < layers; ++l) {
     if (l == 0 || !shared) w = m.variable(fmt::format("w{}", l), {512, 512});
-    h = m.op(k_add, {h, m.op(k_tanh, {m.op(k_matmul, {h, w})})});
+    const TensorId y = m.op(k_tanh, {m.op(k_matmul, {h, w})});
+    h = m.op(k_add, {h, y});
+    if (!aside) continue;
+    const TensorId mean = m.op(k_reduce_mean, {m.op(k_square, {y})});
+    losses = losses == kNone ? mean : m.op(k_add, {losses, mean});
   }
-  m.minimize(m.op(k_reduce_mean, {m.op(k_squared_difference, {h, target})}), OptimizerKind::kAdamW);
+  const TensorId loss = m.op(k_reduce_mean, {m.op(k_squared_difference, {h, target})});
+  m.minimize(aside ? m.op(k_add, {loss, losses}) : loss, OptimizerKind::kAdamW);
   return m.g;
 }
 
@@ -204,6 +213,31 @@ TEST_CASE("an estimate of a deep model without scopes, or with shared weights, i
     check_within_two_percent(plain, row);
     check_within_two_percent(shared, row);
   }
+}
+
+// The last device of an interleaved pipeline has what earlier virtual stages add to the loss: that alone is kept for
+// all their micro-batches, not what a virtual stage keeps for itself.
+TEST_CASE("virtual stages that pass a value to one another have each its own micro-batches under way") {
+  const Graph graph = squares(24, false, true);
+  const Row row{"ref:4", "pipeline(4, micro_batches=8, virtual_stages=3)"};
+  check_within_two_percent(graph, row);
+  const Plan plan = compile(graph, parse_devices(row.devices), options_of(row));
+  const Entry& entry = plan.entries[0];
+  const auto total = [&](int32_t d) {
+    return memory_of(plan, entry, static_cast<size_t>(entry.rows[d].program)).device.total();
+  };
+  CHECK(total(3) < total(0));
+  bool several = false;  // versions on one row
+  const Program& last = entry.programs[entry.rows[3].program];
+  for (const Segment& s : last.segments) {
+    std::set<int32_t> of;
+    for (const Instruction& i : s.instructions)
+      for (const BufferIds* list : {&i.in, &i.out})
+        for (const BufferId b : *list)
+          if (b != kNone && last.buffers[b].versions > 1) of.insert(last.buffers[b].versions);
+    several |= of.size() > 1;
+  }
+  CHECK(several);
 }
 
 // What is summed in 16 bits and clipped is there again in 32 when all else is gone.

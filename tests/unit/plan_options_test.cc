@@ -56,7 +56,7 @@ TEST_CASE("options of a plan: every one is named, and comes back from a file") {
     CHECK(attrs_of(read.options) == attrs_of(options));
     for (const auto& [name, value] : attrs_of(options)) names += " " + name;
   }
-  each_option(PlanOptions(), [&](const char* name, const auto&, int64_t) {
+  each_option(PlanOptions(), [&](const char* name, const auto&, OptionRule) {
     CAPTURE(name);
     CHECK(names.find(name) != names.npos);
   });
