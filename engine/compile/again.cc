@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/watch.h"
+#include "compile/attempted.h"
 #include "compile/checks.h"
 #include "compile/estimate.h"
 #include "compile/passes.h"
@@ -78,8 +79,9 @@ Entry entry_at(const Plan& plan, std::string_view name, int64_t batch, double me
 
 std::optional<Entry> evaluation_that_fits(const Plan& plan, int64_t batch) {
   for (int k = 1; k < kPrices; ++k) {
-    Entry entry = entry_at(plan, "eval", batch, std::ldexp(plan.memory_price, 2 * k));
-    if (shortage_of(plan, entry).bytes == 0) return entry;
+    std::optional<Entry> entry =
+        attempted([&] { return entry_at(plan, "eval", batch, std::ldexp(plan.memory_price, 2 * k)); });
+    if (entry && shortage_of(plan, *entry).bytes == 0) return entry;
   }
   return std::nullopt;
 }

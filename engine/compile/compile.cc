@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "base/thread_seconds.h"
 #include "base/watch.h"
+#include "compile/attempted.h"
 #include "compile/automatic.h"
 #include "compile/checks.h"
 #include "compile/device_orders.h"
@@ -91,16 +92,19 @@ Plan make_plan(const Graph& graph, const std::vector<DeviceSpec>& devices, const
 Plan with_faster_pipeline(const Graph& graph, const std::vector<DeviceSpec>& devices, const CompileOptions& options,
                           Plan plan) {
   const double price = plan.memory_price;
-  std::optional<Faster> faster = faster_pipeline(
-      graph, devices, options, plan,
-      [&](const Graph& g, const CompileOptions& with) { return plan_of_step(g, devices, with, price); });
+  const MakePlan step = [&](const Graph& g, const CompileOptions& with) {
+    return plan_of_step(g, devices, with, price);
+  };
+  std::optional<Faster> faster =
+      attempted([&] { return faster_pipeline(graph, devices, options, plan, step); }).value_or(std::nullopt);
   if (!faster) return plan;
   faster->plan = {};
-  Plan made = make_plan(faster->made_of.graph, devices, faster->made_of.options, price, true);
-  if (shortage_of(made).bytes > 0) return plan;
-  made.model_hash = plan.model_hash;
-  made.notes.push_back(std::move(faster->why));
-  return made;
+  std::optional<Plan> made =
+      attempted([&] { return make_plan(faster->made_of.graph, devices, faster->made_of.options, price, true); });
+  if (!made || shortage_of(*made).bytes > 0) return plan;
+  made->model_hash = plan.model_hash;
+  made->notes.push_back(std::move(faster->why));
+  return std::move(*made);
 }
 
 // Of plans that do not fit, the one that lacks least.
@@ -113,12 +117,19 @@ struct Nearest {
     const Shortage lacks = shortage_of(mine);
     if (!plan || lacks.bytes < shortage.bytes) shortage = lacks, plan = std::move(mine), options = made_with;
   }
+  // What is tried of itself, with other cuts or prices than were asked for: where it cannot be, it does not count, but
+  // for the first of all, whose error is the answer.
+  template <class Try>
+  auto tried(const Try& work) const -> std::optional<decltype(work())> {
+    return plan ? attempted(work) : std::optional(work());
+  }
   // Those that lack less by their estimate, than this plan and than this plan's own estimate: where memory can cost
   // what it will and the plan is the same, the estimates are.
   void judge_at(const std::vector<double>& prices, const Graph& graph, const std::vector<DeviceSpec>& devices,
                 const CompileOptions& with) {
     const auto estimated = [&](const CompileOptions& made_with, double price) {
-      return missing_bytes(estimate_at(graph, devices, made_with, price), devices);
+      return tried([&] { return missing_bytes(estimate_at(graph, devices, made_with, price), devices); })
+          .value_or(INT64_MAX);
     };
     std::optional<int64_t> own;
     for (const double price : prices) {
@@ -129,7 +140,9 @@ struct Nearest {
         if (lacks > 0 && lacks >= *own) continue;
       }
       const double before = plan ? plan->memory_price : 0;
-      judge(make_plan(graph, devices, with, price, true), with);
+      std::optional<Plan> made = tried([&] { return make_plan(graph, devices, with, price, true); });
+      if (!made) continue;
+      judge(std::move(*made), with);
       if (plan->memory_price != before) own.reset();
     }
   }
@@ -145,18 +158,21 @@ std::optional<Plan> plan_at_prices(const Graph& graph, const std::vector<DeviceS
       nearest.left_out.push_back(price);
       continue;
     }
-    Plan plan = make_plan(graph, devices, options, price, k == kPrices - 1);
-    if (shortage_of(plan).bytes == 0) return plan;
-    if (plan.entries.empty())
+    std::optional<Plan> plan =
+        nearest.tried([&] { return make_plan(graph, devices, options, price, k == kPrices - 1); });
+    if (!plan) continue;
+    if (shortage_of(*plan).bytes == 0) return plan;
+    if (plan->entries.empty())
       cut_short.push_back(price);
     else
-      nearest.judge(std::move(plan), options);
+      nearest.judge(std::move(*plan), options);
   }
   nearest.judge_at(cut_short, graph, devices, options);
   return std::nullopt;
 }
 
-// With other cuts and shares, by what the nearest plan holds: of plans that fit by their estimate, a few are made.
+// With other cuts and shares, by what the nearest plan holds: of plans that fit by their estimate, a few are made. A
+// cut may be none that the strategy can have: a stage of it may hold an op of a scope without what the scope splits.
 std::optional<Plan> plan_with_rooms(const Graph& graph, const std::vector<DeviceSpec>& devices, Nearest& nearest) {
   constexpr int kMade = 3;
   Rooms rooms(devices);
@@ -169,12 +185,13 @@ std::optional<Plan> plan_with_rooms(const Graph& graph, const std::vector<Device
       return std::nullopt;
     CompileOptions options = nearest.options;
     rooms.put_into(options);
-    Fitted other = fitted(graph, devices, options, price, rooms);
-    if (other.missing >= nearest.shortage.bytes) return std::nullopt;
-    Plan plan = make_plan(graph, devices, other.options, price, true);
-    if (shortage_of(plan).bytes == 0) return plan;
-    nearest.judge(std::move(plan), other.options);
-    if (other.missing > 0) return std::nullopt;
+    const std::optional<Fitted> other = nearest.tried([&] { return fitted(graph, devices, options, price, rooms); });
+    if (!other || other->missing >= nearest.shortage.bytes) return std::nullopt;
+    std::optional<Plan> plan = nearest.tried([&] { return make_plan(graph, devices, other->options, price, true); });
+    if (!plan) return std::nullopt;
+    if (shortage_of(*plan).bytes == 0) return plan;
+    nearest.judge(std::move(*plan), other->options);
+    if (other->missing > 0) return std::nullopt;
   }
   return std::nullopt;
 }
@@ -186,11 +203,12 @@ std::optional<Plan> plan_in_other_order(const Graph& graph, const std::vector<De
     CompileOptions with = options;
     with.strategy = order.strategy, with.rooms = {}, with.stages = {};
     const double price = nearest.plan->memory_price;
-    const Fitted found = fitted(graph, devices, with, price, Rooms(devices));
-    if (found.missing > 0) continue;
-    Plan plan = make_plan(graph, devices, found.options, price, true);
-    if (shortage_of(plan).bytes > 0) continue;
-    plan.notes.push_back(fmt::format(
+    const std::optional<Fitted> found =
+        nearest.tried([&] { return fitted(graph, devices, with, price, Rooms(devices)); });
+    if (!found || found->missing > 0) continue;
+    std::optional<Plan> plan = nearest.tried([&] { return make_plan(graph, devices, found->options, price, true); });
+    if (!plan || shortage_of(*plan).bytes > 0) continue;
+    plan->notes.push_back(fmt::format(
         "The devices are in another order than they are listed in, {}: as listed, no cut of the stages fits.",
         order.what));
     return plan;
@@ -209,9 +227,9 @@ std::optional<Plan> find_fitting(const Graph& graph, const std::vector<DeviceSpe
   if (is_hopeless(graph, devices, options, last)) {
     nearest.left_out.insert(nearest.left_out.begin(), last);
   } else {
-    Plan plan = make_plan(graph, devices, options, last, true);
-    if (shortage_of(plan).bytes == 0) return plan;
-    nearest.judge(std::move(plan), options);
+    std::optional<Plan> plan = nearest.tried([&] { return make_plan(graph, devices, options, last, true); });
+    if (plan && shortage_of(*plan).bytes == 0) return plan;
+    if (plan) nearest.judge(std::move(*plan), options);
   }
   nearest.judge_at(nearest.left_out, graph, devices, options);
   return nearest.shortage.bytes == 0 ? std::move(nearest.plan) : std::nullopt;
@@ -224,7 +242,9 @@ Plan make_fitting_plan(const Graph& graph, const std::vector<DeviceSpec>& device
   const double began = thread_seconds();
   if (std::optional<Plan> plan = find_fitting(graph, devices, options, nearest, true)) return std::move(*plan);
   RemedyEffort effort;
-  effort.plans = std::max(effort.plans, 2 * (thread_seconds() - began));  // a remedy is planned as this was
+  const double took = thread_seconds() - began;  // of deep models, and on slow machines, remedies take as long
+  effort.estimates = std::max(effort.estimates, took / 2);
+  effort.plans = std::max(effort.plans, 2 * took);
   const Plan& plan = *nearest.plan;
   const Shortage& shortage = nearest.shortage;
   const auto entry = std::ranges::find(plan.entries, shortage.entry, &Entry::name);

@@ -9,6 +9,7 @@
 #include "base/heap.h"
 #include "base/watch.h"
 #include "cluster/device_kinds.h"
+#include "compile/attempted.h"
 #include "compile/checks.h"
 #include "compile/faster_pipeline.h"
 #include "compile/passes.h"
@@ -224,11 +225,16 @@ Plan plan_of_step(const Graph& graph, const std::vector<DeviceSpec>& devices, co
 Fitted fitted(const Graph& graph, const std::vector<DeviceSpec>& devices, CompileOptions options, double memory_price,
               Rooms rooms, Care care) {
   constexpr int kTries = 6;
+  const auto next = [&] {
+    Scoped scoped = prepare(graph, devices, options, memory_price, care);
+    TaskGraphs tasks = scoped.tasks;
+    return std::pair(estimate_prepared(std::move(scoped), devices, options, memory_price, care), std::move(tasks));
+  };
   Fitted best;
   for (int k = 0; k < kTries; ++k) {
-    Scoped scoped = prepare(graph, devices, options, memory_price, care);
-    const TaskGraphs tasks = scoped.tasks;
-    Estimate estimate = estimate_prepared(std::move(scoped), devices, options, memory_price, care);
+    auto one = k == 0 ? std::optional(next()) : attempted(next);
+    if (!one) break;
+    auto& [estimate, tasks] = *one;
     const int64_t missing = missing_bytes(estimate, devices);
     const bool goes_on = missing > 0 && rooms.see(tasks, held_by_devices(estimate, devices.size()));
     if (k == 0 || missing < best.missing) best = {options, missing, std::move(estimate)};
@@ -256,18 +262,22 @@ Estimate estimate(const Graph& graph, const std::vector<DeviceSpec>& devices, co
     double price = options.memory_price;  // that least is missing at
     std::vector<double> left_out;
     const auto try_at = [&](double at) {
-      const Estimate mine = estimate_at(graph, devices, options, at, care);
-      const int64_t missing = missing_bytes(mine, devices);
-      if (out.classes.empty() || missing < missing_bytes(out, devices)) out = mine, price = at;
+      const auto estimated = [&] { return estimate_at(graph, devices, options, at, care); };
+      std::optional<Estimate> mine = out.classes.empty() ? std::optional(estimated()) : attempted(estimated);
+      if (!mine) return false;
+      const int64_t missing = missing_bytes(*mine, devices);
+      if (out.classes.empty() || missing < missing_bytes(out, devices)) out = std::move(*mine), price = at;
       return missing == 0;
+    };
+    const auto faster_at = [&](double at) {
+      return attempted([&] { return of_faster_pipeline(graph, devices, options, at); }).value_or(std::nullopt);
     };
     for (int k = 0; k < kPrices; ++k) {
       const double at = price_of(options, k);
       if (k > 0 && is_hopeless(graph, devices, options, at))
         left_out.push_back(at);
       else if (try_at(at))
-        return care == Care::kQuick ? std::move(out)
-                                    : of_faster_pipeline(graph, devices, options, at).value_or(std::move(out));
+        return care == Care::kQuick ? std::move(out) : faster_at(at).value_or(std::move(out));
     }
     const Fitted other = fitted(graph, devices, options, price, Rooms(devices), care);
     if (other.missing < missing_bytes(out, devices)) out = other.estimate;

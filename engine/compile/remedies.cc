@@ -145,24 +145,65 @@ class Remedying {
       const int64_t has = devices_[d].memory_bytes;
       if (has > 0 && m.parameters + m.state + m.buffers > has) variables_are_too_large_ = true;
     }
-    // Offload last: it is slow as a rule, and of deep models slow to estimate.
+    // Offload last: it is slow as a rule, and of deep models slow to estimate; but for that of one class which is as
+    // much as lacks, before other prices are tried. What half of the time was too short for comes behind all.
+    const bool offloads = asked_.offload != 0;  // then each estimate takes as long
+    if (offloads) look_at_singles(*base, true, true);
+    look_at_singles(*base, false);
+    if (!offloads && !any_fits(false)) look_at_singles(*base, true, true);
+    for (const bool offload : {false, true}) estimate_some(*base, offload);
+    if (!cut_short_) return;
+    half_ = false;
     for (const bool offload : {false, true}) estimate_some(*base, offload);
   }
 
-  // `offload`: with more of it than was asked for, and without.
-  void estimate_some(const Measured& base, bool offload) {
+  // Half of the time is for offload.
+  bool is_late(bool offload) {
+    const bool late = half_ && !offload && thread_seconds() > began_ + effort_.estimates / 2;
+    cut_short_ = cut_short_ || late;
+    return late;
+  }
+
+  // Those that were not looked at, and what fits together with them; `offload`: with more of it than was asked for, and
+  // without. `enough`: only what may fit alone.
+  void look_at_singles(const Measured& base, bool offload, bool enough = false) {
     for (const Change& change : changes_.single_changes(base)) {
-      if ((change.options.offload != asked_.offload) != offload) continue;
+      if ((change.options.offload != asked_.offload) != offload || is_single(change)) continue;
+      if (enough && !changes_.may_be_enough(change, base)) continue;
+      if (is_late(offload)) break;
       if (const Measured* one = look_at(change, 1, plan_.memory_price)) singles_.push_back(*one);
+      // There may be no time for the others, which free less.
+      if (offload && !any_fits(true)) estimate_together(base, singles_, offload, Look::kAtFitting);
     }
-    estimate_together(base, singles_, offload, Look::kAtFitting);
-    const double price = any_fits() ? plan_.memory_price : price_of_least(base, offload);
+    estimate_together(base, singles(offload), offload, Look::kAtFitting);
+  }
+
+  // At the plan's price; `offload`: also those with more of it.
+  std::vector<Measured> singles(bool offload) const {
+    std::vector<Measured> out;
+    for (const Measured& one : singles_)
+      if (offload || one.tried.change.options.offload == asked_.offload) out.push_back(one);
+    return out;
+  }
+
+  void estimate_some(const Measured& base, bool offload) {
+    look_at_singles(base, offload);
+    if (is_late(offload)) return;
+    const double price = any_fits(offload) ? plan_.memory_price : price_of_least(base, offload);
     const Measured* there = look_at({asked_}, 0, price);
     if (there == nullptr) return;
-    std::vector<Measured> singles;
-    for (const Measured& one : singles_)
-      if (const Measured* same = look_at(one.tried.change, 1, price)) singles.push_back(*same);
-    estimate_together(*there, singles, offload, Look::kAtAll);
+    std::vector<Measured> at_price;
+    for (const Measured& one : singles(offload)) {
+      if (is_late(offload)) return;
+      if (const Measured* same = look_at(one.tried.change, 1, price)) at_price.push_back(*same);
+    }
+    estimate_together(*there, at_price, offload, Look::kAtAll);
+  }
+
+  bool is_single(const Change& change) const {
+    const std::string flags = changes_.flags_of(changes_.options_of(change));
+    return std::ranges::any_of(
+        singles_, [&](const Measured& m) { return changes_.flags_of(changes_.options_of(m.tried.change)) == flags; });
   }
 
   // Whether anything fits at all, and what the least memory is: the single ones that help, together, and all of them,
@@ -170,14 +211,15 @@ class Remedying {
   double price_of_least(const Measured& base, bool offload) {
     double least = std::numeric_limits<double>::infinity(), price = plan_.memory_price;
     const auto look = [&](const Guess& all, double at) {
-      if ((all.change.options.offload != asked_.offload) != offload) return;
+      if ((all.change.options.offload != asked_.offload) != offload || is_late(offload)) return;
       const Measured* one = look_at(all.change, all.changes, at);
       if (one != nullptr && static_cast<double>(one->tried.bytes) < least)
         least = static_cast<double>(one->tried.bytes), price = at;
     };
-    const std::vector<Guess> helping = changes_.together(base, singles_, true);
+    const std::vector<Measured> mine = singles(offload);
+    const std::vector<Guess> helping = changes_.together(base, mine, true);
     for (const Guess& all : helping) look(all, plan_.memory_price);
-    for (const Guess& all : changes_.together(base, singles_, false)) look(all, plan_.memory_price);
+    for (const Guess& all : changes_.together(base, mine, false)) look(all, plan_.memory_price);
     for (const double other : other_prices())
       for (const Guess& all : helping) look(all, other);
     return price;
@@ -208,18 +250,17 @@ class Remedying {
         continue;
       // The rest is not likely to fit, or to be among the fastest that do.
       if (fitting(hopeful(guess) ? guess.seconds : std::numeric_limits<double>::infinity()) >= 2 * kTold) continue;
-      // Half of the time is for offload.
-      const bool late = !offload && thread_seconds() > began_ + effort_.estimates / 2;
-      if (++estimates > kMost || late) {
-        out_.out_of_time = true;
-        break;
-      }
+      if (++estimates > kMost) out_.out_of_time = true;
+      if (estimates > kMost || is_late(offload)) break;
       look_at(guess.change, guess.changes, base.tried.price);
     }
   }
 
-  bool any_fits() const {
-    return std::ranges::any_of(tried_, [](const Tried& t) { return t.missing == 0; });
+  // `offload`: also with more of it.
+  bool any_fits(bool offload) const {
+    return std::ranges::any_of(tried_, [&](const Tried& t) {
+      return t.missing == 0 && (offload || t.change.options.offload == asked_.offload);
+    });
   }
   // Those that fit, as fast as this.
   size_t fitting(double seconds) const {
@@ -414,6 +455,7 @@ class Remedying {
   std::vector<Measured> singles_;                                           // at the plan's price
   std::map<std::pair<std::string, double>, std::optional<Measured>> seen_;  // by flags and price
   double began_ = 0;
+  bool half_ = true, cut_short_ = false;  // of the time for what has no more offload; it was too short
   std::vector<Tried> tried_;
   Remedies out_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -33,6 +34,15 @@ std::string with_micro_batches(std::string strategy, int64_t times) {
     strategy.replace(at, end - at, number);
   }
   return strategy;
+}
+
+int64_t bytes_of(const MemoryClasses& held, uint32_t offload) {
+  int64_t out = 0;
+  if (offload & kOffloadState) out += held.state;
+  if (offload & kOffloadActivations) out += held.activations;
+  if (offload & kOffloadGradients) out += held.gradients;
+  if (offload & kOffloadParameters) out += held.parameters;
+  return out;
 }
 
 bool same_held(const RemedyChanges::Measured& base, const std::vector<const RemedyChanges::Measured*>& chosen,
@@ -126,7 +136,7 @@ std::vector<RemedyChanges::Change> RemedyChanges::single_changes(const Measured&
     if (times <= samples && may_have_more_micro_batches()) with([&](Change& c) { c.times = times; });
   if (activations_are_too_many(base))
     std::stable_partition(out.begin(), out.end(), [&](const Change& c) { return c.options.zero == now.zero; });
-  for (const OffloadClass each : {kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters})
+  for (const OffloadClass each : offload_by_size(base))
     if (!(now.offload & each) && (trains_ || each == kOffloadParameters || (each == kOffloadState && evaluates_)))
       with([&](Change& c) { c.options.offload |= each; });
   return out;
@@ -136,6 +146,18 @@ bool RemedyChanges::activations_are_too_many(const Measured& base) const {
   for (size_t d = 0; d < devices_.size(); ++d)
     if (const int64_t has = devices_[d].memory_bytes; has > 0 && base.held[d].activations > has) return true;
   return false;
+}
+
+// On the device that lacks most.
+std::vector<OffloadClass> RemedyChanges::offload_by_size(const Measured& base) const {
+  std::vector<OffloadClass> out{kOffloadState, kOffloadActivations, kOffloadGradients, kOffloadParameters};
+  std::ranges::stable_sort(out, std::greater{},
+                           [&](OffloadClass each) { return bytes_of(base.held[shortage_.device], each); });
+  return out;
+}
+
+bool RemedyChanges::may_be_enough(const Change& change, const Measured& base) const {
+  return bytes_of(base.held[shortage_.device], change.options.offload & ~asked_.offload) >= base.tried.missing;
 }
 
 int64_t RemedyChanges::samples_together() const {

@@ -50,8 +50,10 @@ class RemedyChanges {
   bool is_asked_for(const std::string& strategy) const;
   bool has_form_asked_for(const std::string& strategy) const;
   // One option more each, in the order of what they cost as a rule; ZeRO behind those that make activations less where
-  // these alone are more than a device has.
+  // these alone are more than a device has. Of offload what frees most comes first.
   std::vector<Change> single_changes(const Measured& base) const;
+  // Whether what is offloaded more is as much as lacks, on the device that lacks most.
+  bool may_be_enough(const Change& change, const Measured& base) const;
   // All of single ones that go together, two or more of them.
   std::vector<Guess> combined(const Measured& base, const std::vector<Measured>& singles) const;
   // The one of each kind that leaves least, together: with each recompute, which may keep more alive than it frees.
@@ -61,6 +63,7 @@ class RemedyChanges {
  private:
   bool may_have_more_micro_batches() const;
   bool activations_are_too_many(const Measured& base) const;
+  std::vector<OffloadClass> offload_by_size(const Measured& base) const;
   // The samples of a micro-batch that a replica has, at most.
   int64_t samples_together() const;
   Guess guess_of(const Measured& base, const std::vector<const Measured*>& chosen) const;

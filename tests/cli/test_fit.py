@@ -19,6 +19,11 @@ MODELS = {
     "resnet": "resnet --layers 20 --dim 32 --batch 48 --optimizer adam".split(),
     "resnet16": "resnet --layers 20 --dim 32 --batch 48 --optimizer adam --precision bf16".split(),
     "m6": ["m6-10b", "--batch", "1120"],
+    "m6small": "m6 --optimizer adam --layers 4 --dim 256 --heads 4 --seq 96 --vocab 64 --experts 4 --top-k 2 --decoder 0 --image 4"
+               " --batch 16".split(),
+    "m6wide": "m6 --optimizer momentum --layers 4 --dim 768 --heads 6 --seq 96 --vocab 64 --experts 4 --top-k 2 --decoder 0 --image 4"
+              " --batch 16".split(),
+    "m6-10t": "m6-10t --precision bf16 --parameters bf16".split(),
 }
 
 
@@ -87,6 +92,38 @@ def test_what_is_printed_fits(models, name, devices, strategy, fewest):
     for change in changes:
         done = plan(models / f"{name}.whale", *instead(arguments, change))
         assert done.returncode == 0, f"{change}: {done.stderr}\n{message}"
+
+
+@pytest.mark.parametrize("name,devices,options", [
+    ("m6small", "null-14MB:64", ["--zero", "3", "--recompute", "full"]),
+    ("m6wide", "null-80MB:64", ["--zero", "3", "--recompute", "full"]),
+])
+def test_a_cut_that_the_strategy_cannot_have_is_not_what_is_said(models, name, devices, options):
+    """Cut by room, a stage has one op of a scope of experts, and none that splits them."""
+    arguments = ["--devices", devices, "--strategy", "pipeline(4, micro_batches=2) > replica(16); experts: split(16, factor=experts)", *options]
+    refused = plan(models / f"{name}.whale", *arguments)
+    assert refused.returncode == 2 and "does not fit: device " in refused.stderr, refused.stderr
+    estimated = plan(models / f"{name}.whale", *arguments, "--estimate")
+    assert estimated.returncode == 0 and "it does not fit" in estimated.stdout, estimated.stderr
+    assert remedies(refused.stderr) or "that was looked at" in refused.stderr
+    for change in remedies(refused.stderr):
+        done = plan(models / f"{name}.whale", *instead(arguments, change))
+        assert done.returncode == 0, f"{change}: {done.stderr}"
+
+
+@pytest.mark.parametrize("options", [[], ["--recompute", "full"], ["--zero", "3"], ["--offload", "state"]], ids=" ".join)
+def test_offload_of_one_class_is_found_where_it_is_as_much_as_lacks(models, options):
+    """Of 48 layers with experts each, of which an estimate with offload takes some tenths of a second."""
+    arguments = ["--devices", "64xnull-32GB:8", "--strategy", "replica; experts: split(512, factor=experts)", *options]
+    refused = plan(models / "m6-10t.whale", *arguments)
+    assert refused.returncode == 2 and "does not fit: device " in refused.stderr, refused.stderr
+    changes = remedies(refused.stderr)
+    if not changes and "that was looked at" in refused.stderr:
+        pytest.skip("this machine had no time to look at what fits")
+    wanted = f"--offload {'state,' if '--offload' in options else ''}parameters"
+    assert wanted in changes, refused.stderr
+    done = plan(models / "m6-10t.whale", *instead(arguments, wanted))
+    assert done.returncode == 0, done.stderr
 
 
 def test_tensors_are_merged(models):

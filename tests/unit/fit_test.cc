@@ -5,6 +5,7 @@
 #include <set>
 
 #include "caught.h"
+#include "golden.h"
 #include "own_programs.h"
 #include "plan/communication.h"
 #include "report/fit.h"
@@ -198,6 +199,28 @@ TEST_CASE("what is said to be needed is the least of all prices of memory, also 
   };
   for (const char* strategy : {"pipeline(4, micro_batches=2)", "split(4)", "replica(2) > pipeline(2, micro_batches=2)"})
     for (const int64_t bytes : {100'000, 400'000}) missing(bytes, strategy);
+}
+
+// Its estimate is the step's, and what an evaluation holds is nothing to that.
+TEST_CASE("an evaluation that does not fit beside a step that does is planned at a price of its own") {
+  golden::Gpt s;
+  s.batch = 64, s.layers = 4, s.dim = 6144, s.heads = 64, s.seq = 2048, s.vocab = 51200;
+  const Graph graph = golden::graph_of(s);
+  std::vector<DeviceSpec> devices = parse_devices("1 node of 8xH100-80GB");
+  for (DeviceSpec& d : devices) d.memory_bytes = 0;
+  CompileOptions options{.strategy = "split(8)", .accumulation = 16, .precision = Precision::kBFloat16};
+  options.recompute = Recompute::kSelective, options.memory_price = 64, options.verify_passes = false;
+  const Plan roomy = compile(graph, devices, options);
+  const auto arena = [](const Plan& plan, size_t e) { return plan.entries[e].programs[0].arena_bytes; };
+  REQUIRE(arena(roomy, 1) > arena(roomy, 0));
+  const int64_t variables = roomy.entries[0].programs[0].variable_bytes;
+  for (DeviceSpec& d : devices) d.memory_bytes = variables + (arena(roomy, 0) + arena(roomy, 1)) / 2;
+  const Plan plan = compile(graph, devices, options);
+  CHECK(plan.memory_price == 64);
+  CHECK(arena(plan, 0) == arena(roomy, 0));
+  CHECK(arena(plan, 1) < arena(roomy, 1));
+  CHECK(std::ranges::any_of(plan.notes, [](const std::string& note) { return has(note, "evaluation"); }));
+  CHECK(compile_entry(plan, "eval", 64).programs[0].arena_bytes == arena(plan, 1));  // as a session plans it
 }
 
 TEST_CASE("what a split gathered is gathered again for the backward pass, bit by bit the same") {

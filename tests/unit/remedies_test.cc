@@ -11,6 +11,7 @@
 #include "cluster/devices.h"
 #include "compile/compile.h"
 #include "compile/estimate.h"
+#include "compile/remedy_changes.h"
 #include "plan/figures.h"
 #include "plan/lives.h"
 #include "report/fit.h"
@@ -91,6 +92,26 @@ std::vector<Case> cases() {
   out.push_back({"resnet", small::resnet(32, OptimizerKind::kAdamW).g, 4, "replica"});
   out.push_back({"mlp", small::mlp(64, OptimizerKind::kAdamW, 64, 256).g, 4, "replica(2) > split(2)"});
   return out;
+}
+
+// There may be time for one estimate with offload only.
+TEST_CASE("offload of what is most is looked at first, and may be enough where it is as much as lacks") {
+  const Graph graph = small::mlp(64, OptimizerKind::kAdamW).g;
+  const CompileOptions asked = of("replica");
+  const std::vector<DeviceSpec> devices = parse_devices("null:2", {0});
+  const Plan plan = compile(graph, devices, asked);
+  const Shortage shortage{.bytes = 50, .device = 1, .needed = {}, .entry = "train"};
+  const RemedyChanges changes(graph, devices, asked, plan, shortage, false);
+  RemedyChanges::Measured base{{.change = {asked}, .missing = 50}, std::vector<MemoryClasses>(2)};
+  base.held[1] = {.parameters = 100, .state = 20, .gradients = 60, .activations = 40};
+  std::vector<std::string> order, enough;
+  for (const RemedyChanges::Change& change : changes.single_changes(base)) {
+    if (change.options.offload == 0) continue;
+    order.push_back(offload_text(change.options.offload));
+    if (changes.may_be_enough(change, base)) enough.push_back(order.back());
+  }
+  CHECK(order == std::vector<std::string>{"parameters", "gradients", "activations", "state"});
+  CHECK(enough == std::vector<std::string>{"parameters", "gradients"});
 }
 
 TEST_CASE("remedies that are printed fit when they are given, and take what is said") {
