@@ -16,6 +16,7 @@
 #include "plan/limits.h"
 #include "rewrite/offload.h"
 #include "rewrite/order.h"
+#include "task/join_replicas.h"
 #include "task/strategy.h"
 
 namespace whale {
@@ -115,7 +116,10 @@ Scoped scope_out(Graph source, const std::vector<DeviceSpec>& devices, const Com
                                       are_unlike(devices, cost) ? DealShares(deal) : DealShares(), options.stages);
   tasks.cost.freed_bytes_per_second *= part_of_rate(source, tasks.meshes, options.profile);
   Scoped out{std::move(source), std::move(tasks)};
-  if (state_shares.empty()) return out;
+  if (state_shares.empty()) {  // which are of one scope's replicas, as Adasum's tree is
+    if (!options.adasum) join_replicas(out.tasks, devices);
+    return out;
+  }
   bool found = false;
   for (Mesh& mesh : out.tasks.meshes)
     for (MeshAxis& axis : mesh.axes)

@@ -106,7 +106,7 @@ ProgramOrder pipelined(const Lowering& low, const Place& place) {
   const auto& order = pipeline.devices[place.mesh];
   const bool between = between_virtual_stages(low, place);
   const std::map<int, int64_t> versions = alive_at_once(order, false);
-  if (between) out.of_all_stages = alive_at_once(order, true).at(0);
+  if (between && !order.empty()) out.of_all_stages = alive_at_once(order, true).at(0);
   for (const auto& [virtual_stage, n] : versions) check_versions(n, pipeline.name);
   check_versions(between ? mine.size() : 1, pipeline.name);
   add_whole(out, Region::kPrologue, "prologue");

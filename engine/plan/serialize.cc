@@ -21,7 +21,7 @@ using namespace schema;
 namespace {
 
 static_assert(kMostBytes == kMaxTensorBytes);
-constexpr uint32_t kPlanFormatVersion = 14;  // plans are made again, not converted
+constexpr uint32_t kPlanFormatVersion = 15;  // plans are made again, not converted
 template <class T>
 using Tables = const flatbuffers::Vector<Off<T>>*;
 template <class T>
