@@ -4,7 +4,6 @@
 #include <map>
 
 #include "base/error.h"
-#include "plan/lives.h"
 #include "plan/placed.h"
 #include "run/feeds.h"
 
@@ -107,11 +106,16 @@ class Binder {
 
   // Once for each version that it is run on; a segment that touches no buffer with several versions is the same on all.
   void bind_segments() {
-    const std::vector<int32_t> periods = periods_of(program_);
+    std::vector<bool> versioned(program_.segments.size());
+    for (size_t s = 0; s < versioned.size(); ++s)
+      for (const Instruction& instruction : program_.segments[s].instructions)
+        for (const auto* ids : {&instruction.in, &instruction.out})
+          for (const BufferId id : *ids)
+            if (id != kNone && buffer(root_of(program_, id)).versions > 1) versioned[s] = true;
     std::map<std::pair<int32_t, int32_t>, int32_t> known;
     for (const ScheduleRow& row : program_.schedule) {
       const size_t segment = static_cast<size_t>(row.segment);
-      const std::pair<int32_t, int32_t> key{row.segment, row.version % periods.at(segment)};
+      const std::pair<int32_t, int32_t> key{row.segment, versioned.at(segment) ? row.version : 0};
       const auto [at, fresh] = known.emplace(key, static_cast<int32_t>(known.size()));
       bound_->rows.push_back(at->second);
       if (!fresh) continue;
